@@ -1,0 +1,1 @@
+"""Policies: which tree a drafter grows from the candidates it is given."""

@@ -1,0 +1,306 @@
+"""Any Hugging Face causal LM as a target, through stock transformers code.
+
+No modelling code is copied: the tree travels as a 4-D mask with explicit positions, the cache is ours. Whether a
+model honours both is not looked up by name but probed once when it is loaded. This file and `hf_cache.py` are
+the only ones that call transformers models, so a new release is met here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from headstart.core import Features, Taps
+from headstart.errors import BadInput, Unsupported
+from headstart.targets.base import Capabilities, Rows, Vocabulary
+from headstart.targets.hf_cache import TreeCache
+from headstart.tree import Tree, chain, from_parents
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+PROBE_TOLERANCE = 0.1  # of the logits' spread: rounding in bf16 stays far below, a wrong mask or position far above
+
+
+def auto_device() -> torch.device:
+    """The first accelerator if there is one, else the CPU."""
+    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return found or torch.device("cpu")
+
+
+def auto_dtype(device: torch.device) -> torch.dtype:
+    """bf16 where the hardware computes in it, else fp32."""
+    if device.type == "cpu":
+        fast = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    else:
+        fast = device.type != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False)
+    return torch.bfloat16 if fast else torch.float32
+
+
+class HFTarget:
+    """See `targets.base.Target`. `path` is the directory that the weights came from, None for one made in memory."""
+
+    def __init__(self, model: nn.Module, tokenizer: Any, path: Path | None = None) -> None:
+        """Wrap a loaded model in eval mode and probe what it can do; raises Unsupported with the reason."""
+        self.model: Any = model.eval()
+        self.tokenizer = tokenizer
+        self.path = path
+        self.config: Any = self.model.config.get_text_config()
+        self.base: Any = self.model.base_model
+        self.head: Any = self.model.get_output_embeddings()
+        if self.head is None or self.base is self.model:
+            raise Unsupported(f"{type(model).__name__} has no separate LM head; headstart needs a causal LM.")
+        self.device = next(self.model.parameters()).device
+        self.cap: float | None = getattr(self.config, "final_logit_softcapping", None)
+        self.eos = _eos_ids(self.model, tokenizer)
+        self.vocabulary = Vocabulary.of(self._head_rows(), _tokens(tokenizer))
+        self._layers = _decoder_layers(self.base, self.config.num_hidden_layers)
+        self._window = _Windows(self.config)
+        self._sdpa = self.config._attn_implementation == "sdpa"
+        self.can = self._probe()
+
+    def empty(self, n_requests: int) -> TreeCache:
+        """A cache with nothing committed."""
+        return TreeCache(self.config.num_hidden_layers, n_requests)
+
+    @torch.no_grad()
+    def extend(self, cache: TreeCache, token_BN: Tensor, tree: Tree, needs: Taps) -> tuple[Rows, Features]:
+        """One pass; see `Target.extend`."""
+        cache.reserve(token_BN.shape[1], self.device)
+        start_B1 = torch.tensor(cache.lengths, device=self.device)[:, None]
+        position_BN = start_B1 + tree.depth_BN
+        with self._caught(needs.layers) as layers:
+            out = self.base(
+                input_ids=token_BN,
+                attention_mask=self._mask(cache, tree, position_BN),
+                position_ids=position_BN,
+                cache=cache,
+                use_cache=True,
+            )
+        final_BND = out.last_hidden_state
+        return Rows(final_BND, self.project), Features(final_BND if needs.final else None, tuple(layers()))
+
+    def commit(self, cache: TreeCache, kept: Sequence[Sequence[int]]) -> TreeCache:
+        """One gather of the kept path; see `Target.commit`."""
+        cache.keep(kept)
+        return cache
+
+    def select(self, cache: TreeCache, requests: Sequence[int]) -> TreeCache:
+        """Keep only these requests."""
+        cache.rows(requests)
+        return cache
+
+    def rewind(self, cache: TreeCache, lengths: Sequence[int]) -> TreeCache:
+        """Forget committed tokens beyond `lengths`."""
+        cache.rewind(lengths)
+        return cache
+
+    @torch.no_grad()
+    def embed(self, token: Tensor) -> Tensor:
+        """Through the module, never `.weight`: Gemma scales inside it, packed weights have no plain rows."""
+        return cast(Tensor, self.model.get_input_embeddings()(token))
+
+    @torch.no_grad()
+    def project(self, hidden_RD: Tensor) -> Tensor:
+        """LM head with soft-cap, `[R, D] -> [R, V]`; the final norm has run already."""
+        logits_RV = self.head(hidden_RD)
+        return logits_RV if self.cap is None else torch.tanh(logits_RV / self.cap) * self.cap
+
+    def _mask(self, cache: TreeCache, tree: Tree, position_BN: Tensor) -> Any:
+        """What each node sees: all committed slots of its request, and its ancestors in this pass.
+
+        None (the causal mask of SDPA itself) where that says the same: a first pass, or one node of one request.
+        """
+        n_nodes = position_BN.shape[1]
+        fresh = max(cache.lengths) == 0
+        lone = n_nodes == 1 and cache.uniform
+        plain = self._sdpa and tree.sees_BNN is None and (fresh or lone)
+        end = max(cache.lengths) + n_nodes
+        sees_BNS: Tensor | None = None
+
+        def of(window: int | None) -> Tensor | None:
+            nonlocal sees_BNS
+            if plain and (window is None or end <= window):
+                return None
+            if sees_BNS is None:
+                sees_BNS = _visible(cache, tree, position_BN)
+            mask_BNS = sees_BNS
+            if window is not None and end > window:
+                mask_BNS = mask_BNS & _within(cache, tree, position_BN, end, window)
+            return self._as_mask(mask_BNS[:, None])
+
+        return self._window.masks(of)
+
+    def _as_mask(self, mask: Tensor) -> Tensor:
+        if self._sdpa:
+            return mask
+        dtype = next(self.model.parameters()).dtype
+        return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(~mask, torch.finfo(dtype).min)
+
+    @contextmanager
+    def _caught(self, layers: tuple[int, ...]) -> Iterator[Callable[[], list[Tensor]]]:
+        """Record the residual stream after the given numbers of decoder layers during one pass."""
+        seen: dict[int, Tensor] = {}
+
+        def keep(count: int, value: Any) -> None:
+            seen[count] = value[0] if isinstance(value, tuple) else value
+
+        hooks = [
+            self._layers[0].register_forward_pre_hook(
+                lambda _m, args, kwargs: keep(0, args[0] if args else kwargs["hidden_states"]), with_kwargs=True
+            )
+            if count == 0
+            else self._layers[count - 1].register_forward_hook(lambda _m, _a, out, c=count: keep(c, out))
+            for count in self._checked(layers)
+        ]
+        try:
+            yield lambda: [seen[count] for count in layers]
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _checked(self, layers: tuple[int, ...]) -> tuple[int, ...]:
+        if layers and not 0 <= min(layers) <= max(layers) <= len(self._layers):
+            raise BadInput(f"Taps {layers} ask for layers that do not exist: this target has 0..{len(self._layers)}.")
+        return layers
+
+    def _head_rows(self) -> int:
+        weight = getattr(self.head, "weight", None)
+        return int(weight.shape[0]) if weight is not None else int(self.config.vocab_size)
+
+    @torch.no_grad()
+    def _probe(self) -> Capabilities:
+        """Ask the model itself: does it follow a tree mask with explicit positions, and our cache?
+
+        Two sibling continuations in one tree pass must give the logits that stock passes over each path give.
+        """
+        vocab = self._head_rows()
+        a, b, c, d = (int(vocab * f) for f in (0.13, 0.31, 0.53, 0.79))
+        token = [torch.tensor([row], device=self.device) for row in ([a, b, c], [a, b, d])]
+        reasons: dict[str, str] = {}
+        if self._window.unknown or getattr(self.model, "_is_stateful", False):
+            reasons["rollback"] = (
+                f"it keeps a recurrent state ({', '.join(self._window.unknown) or 'stateful model'}), "
+                "which cannot be rolled back to an earlier token"
+            )
+        else:
+            expected = [self.model(input_ids=t, use_cache=False).logits[0, -1] for t in token]
+            spread = torch.stack(expected).float().std()
+            cache = self.empty(1)
+            self.extend(cache, token[0][:, :1], chain(1, 1, self.device), Taps())
+            cache = self.commit(cache, [[0]])
+            rows, _ = self.extend(cache, token[0][:, 1:], chain(1, 2, self.device), Taps())
+            if not _close(rows.logits_RNV([0])[0, 1], expected[0], spread):
+                reasons["rollback"] = "its logits through an external cache differ from its own"
+            tree = from_parents(torch.tensor([[0, 0, 0]], device=self.device))
+            rows, _ = self.extend(cache, torch.tensor([[b, c, d]], device=self.device), tree, Taps())
+            found = rows.logits_RNV([0])[0, 1:]
+            if not all(_close(x, y, spread) for x, y in zip(found, expected, strict=True)):
+                reasons["tree"] = "it does not follow a 4-D tree mask with explicit positions"
+        weight = getattr(self.head, "weight", None)
+        plain_head = weight is not None and weight.is_floating_point() and weight.dim() == 2
+        if not plain_head:
+            reasons["gather_head_rows"] = "its LM head is packed or wrapped, so rows cannot be picked"
+        return Capabilities(
+            tree="tree" not in reasons and "rollback" not in reasons,
+            rollback="rollback" not in reasons,
+            taps=self._layers is not None,
+            gather_head_rows=plain_head,
+            trainable=plain_head,
+            max_positions=int(getattr(self.config, "max_position_embeddings", 0) or 2**31),
+            max_nodes=1024,
+            max_batch=64,
+            dtype=next(self.model.parameters()).dtype,
+            reasons=reasons,
+        )
+
+
+class _Windows:
+    """Which mask argument a model takes: one mask, or one per layer type."""
+
+    def __init__(self, config: Any) -> None:
+        window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
+        types = set(getattr(config, "layer_types", None) or ())
+        self.unknown = sorted(types - {"full_attention", "sliding_attention"})
+        self._by_type = {"full_attention": None, "sliding_attention": window}
+        self._named = "sliding_attention" in types
+        self._single = None if types else window
+
+    def masks(self, of: Callable[[int | None], Tensor | None]) -> Any:
+        if self._named:
+            return {name: of(window) for name, window in self._by_type.items()}
+        return of(self._single)
+
+
+def _visible(cache: TreeCache, tree: Tree, position_BN: Tensor) -> Tensor:
+    """`[B, N, S]`: committed slots of the request, then its own ancestors at their slots."""
+    n_requests, n_nodes = position_BN.shape
+    device = position_BN.device
+    sees_BNN = tree.sees_BNN
+    if sees_BNN is None:
+        sees_BNN = torch.ones(n_nodes, n_nodes, dtype=torch.bool, device=device).tril().expand(n_requests, -1, -1)
+    if cache.uniform:
+        past_BNS = torch.ones(n_requests, n_nodes, cache.lengths[0], dtype=torch.bool, device=device)
+        return torch.cat([past_BNS, sees_BNN], -1)
+    start_B = torch.tensor(cache.lengths, device=device)
+    slot_S = torch.arange(max(cache.lengths) + n_nodes, device=device)
+    mask_BNS = (slot_S < start_B[:, None])[:, None].repeat(1, n_nodes, 1)
+    slot_BN = start_B[:, None] + torch.arange(n_nodes, device=device)
+    return mask_BNS.scatter_(2, slot_BN[:, None].expand(-1, n_nodes, -1), sees_BNN)
+
+
+def _within(cache: TreeCache, tree: Tree, position_BN: Tensor, end: int, window: int) -> Tensor:
+    """`[B, N, S]`: keys fewer than `window` positions behind; a node's position is length + depth, not its slot."""
+    n_requests, n_nodes = position_BN.shape
+    key_BS = torch.arange(end, device=position_BN.device).repeat(n_requests, 1)
+    start_B1 = torch.tensor(cache.lengths, device=position_BN.device)[:, None]
+    key_BS.scatter_(1, start_B1 + torch.arange(n_nodes, device=position_BN.device), start_B1 + tree.depth_BN)
+    return position_BN[:, :, None] - key_BS[:, None] < window
+
+
+def _close(found: Tensor, expected: Tensor, spread: Tensor) -> bool:
+    return bool((found.float() - expected.float()).abs().max() <= PROBE_TOLERANCE * spread)
+
+
+def _decoder_layers(base: nn.Module, count: int) -> nn.ModuleList:
+    for module in base.children():
+        if isinstance(module, nn.ModuleList) and len(module) == count:
+            return module
+    raise Unsupported(f"{type(base).__name__} has no list of {count} decoder layers to tap.")
+
+
+def _eos_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
+    """Stop ids: the generation config's list if there is one, else the tokenizer's."""
+    ids = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    if ids is None:
+        ids = getattr(tokenizer, "eos_token_id", None)
+    return () if ids is None else (ids,) if isinstance(ids, int) else tuple(ids)
+
+
+def _tokens(tokenizer: Any) -> list[str]:
+    """Text form of every id of the tokenizer, in id order; ids that it skips are empty."""
+    if tokenizer is None:
+        return []
+    by_id = {i: t for t, i in tokenizer.get_vocab().items()}
+    return [by_id.get(i, "") for i in range(max(by_id, default=-1) + 1)]
+
+
+def load(path: Path, dtype: str = "auto", device: str = "auto", attention: str | None = None) -> HFTarget:
+    """Load a directory of safetensors. Raises BadInput for an unknown dtype, Unsupported for a model that cannot."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    if dtype not in ("auto", *DTYPES):
+        raise BadInput(f"dtype={dtype!r} is unknown: expected one of auto, {', '.join(DTYPES)}.")
+    place = auto_device() if device == "auto" else torch.device(device)
+    kind = auto_dtype(place) if dtype == "auto" else DTYPES[dtype]
+    tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            path, dtype=kind, attn_implementation=attention, local_files_only=True, use_safetensors=True
+        )
+    except (ValueError, KeyError, OSError) as error:
+        raise Unsupported(f"transformers cannot load {path} as a causal LM: {error}") from error
+    return HFTarget(model.to(place), tokenizer, path)

@@ -1,0 +1,107 @@
+"""The key/value cache that stock transformers code writes to: append a tree, keep a path, roll back.
+
+One preallocated buffer for all layers, so that keeping a path is one gather. Requests are left-aligned: row b
+holds its committed tokens in slots `0 .. lengths[b]`, the nodes of the current pass right behind them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache
+
+from headstart.errors import Unsupported
+
+GROWTH = 256  # slots are added in steps of this many, and at least doubled
+
+
+class TreeCache(Cache):
+    """Keys and values `[2, L, B, H, S, D]`; only the first `lengths[b]` slots of a row are committed."""
+
+    def __init__(self, n_layers: int, n_requests: int) -> None:
+        super().__init__(layers=[])
+        self.n_layers = n_layers
+        self.lengths: list[int] = [0] * n_requests
+        self.buffer: Tensor | None = None
+        self._width = 0  # nodes of the pass being written
+        self._slot_BN: Tensor | None = None  # their slots, where requests differ in length
+
+    @property
+    def uniform(self) -> bool:
+        """True if all requests have the same length: slots are then one slice."""
+        return len(set(self.lengths)) == 1
+
+    def reserve(self, width: int, device: torch.device) -> None:
+        """Announce a pass of `width` nodes; called before the model runs."""
+        self._width = width
+        self._slot_BN = None
+        if not self.uniform:
+            start_B = torch.tensor(self.lengths, device=device)
+            self._slot_BN = start_B[:, None] + torch.arange(width, device=device)
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
+        """Write this pass's keys and values `[B, H, N, D]` of one layer; return all slots up to its end."""
+        end = max(self.lengths) + self._width
+        kv = self._room(end, key_states, value_states)[:, layer_idx]
+        if self._slot_BN is None:
+            start = self.lengths[0]
+            kv[0, :, :, start:end] = key_states
+            kv[1, :, :, start:end] = value_states
+        else:
+            row_B1 = torch.arange(len(self.lengths), device=kv.device)[:, None]
+            kv[0, row_B1, :, self._slot_BN] = key_states.transpose(1, 2)
+            kv[1, row_B1, :, self._slot_BN] = value_states.transpose(1, 2)
+        return kv[0, :, :, :end], kv[1, :, :, :end]
+
+    def _room(self, end: int, key: Tensor, value: Tensor) -> Tensor:
+        """The buffer, grown if needed. New slots are zero: masked slots must not hold NaN."""
+        if key.shape != value.shape or (self.buffer is not None and self.buffer.shape[-1] != key.shape[-1]):
+            raise Unsupported(
+                f"The target's layers have key/value shapes that differ ({tuple(key.shape)} and {tuple(value.shape)}); "
+                "headstart's cache needs one shape for all layers."
+            )
+        old = self.buffer
+        if old is not None and old.shape[4] >= end:
+            return old
+        slots = -(-max(end, 2 * (old.shape[4] if old is not None else 0)) // GROWTH) * GROWTH
+        batch, heads, _, dim = key.shape
+        self.buffer = key.new_zeros((2, self.n_layers, batch, heads, slots, dim))
+        if old is not None:
+            self.buffer[:, :, :, :, : old.shape[4]] = old
+        return self.buffer
+
+    def keep(self, kept: Sequence[Sequence[int]]) -> None:
+        """Move the kept nodes of each request to the slots behind its committed tokens and count them."""
+        if self.buffer is not None and any(tuple(k) != tuple(range(len(k))) for k in kept):
+            width = max(len(k) for k in kept)
+            padded = [[*k, *range(len(k), width)] for k in kept]  # padding copies a dead slot onto itself
+            start_B1 = torch.tensor(self.lengths, device=self.buffer.device)[:, None]
+            source_BA = start_B1 + torch.tensor(padded, device=self.buffer.device)
+            goal_BA = start_B1 + torch.arange(width, device=self.buffer.device)
+            full = (*self.buffer.shape[:4], width, self.buffer.shape[5])
+            source, goal = (x[None, None, :, None, :, None].expand(full) for x in (source_BA, goal_BA))
+            self.buffer.scatter_(4, goal, self.buffer.gather(4, source))
+        self.lengths = [n + len(k) for n, k in zip(self.lengths, kept, strict=True)]
+
+    def rows(self, requests: Sequence[int]) -> None:
+        """Keep only these requests."""
+        self.lengths = [self.lengths[r] for r in requests]
+        if self.buffer is not None:
+            self.buffer = self.buffer[:, :, list(requests)]
+
+    def rewind(self, lengths: Sequence[int]) -> None:
+        """Forget committed tokens beyond `lengths`."""
+        self.lengths = [min(old, new) for old, new in zip(self.lengths, lengths, strict=True)]
+
+    # What transformers asks of a cache while it builds a mask (only where we leave the mask to it).
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Committed tokens; meaningful only where all requests have the same length."""
+        return self.lengths[0]
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        """Keys that `update` will return, and their offset."""
+        return max(self.lengths) + query_length, 0

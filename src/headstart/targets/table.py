@@ -1,0 +1,123 @@
+"""A target whose next-token law is a table: exactly known, so that distributions can be tested."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headstart.core import Features, Taps
+from headstart.errors import BadInput
+from headstart.targets.base import Capabilities, Rows, Vocabulary
+from headstart.tree import Tree
+
+
+class TableCache:
+    """Committed tokens and the tokens of the last pass."""
+
+    def __init__(self, n_requests: int) -> None:
+        self.tokens: list[list[int]] = [[] for _ in range(n_requests)]
+        self.pending: list[list[int]] = [[] for _ in range(n_requests)]
+
+    @property
+    def lengths(self) -> list[int]:
+        """Committed tokens per request."""
+        return [len(t) for t in self.tokens]
+
+
+class Letters:
+    """The smallest tokenizer: id i is the i-th letter."""
+
+    def __init__(self, size: int) -> None:
+        self.text = (string.ascii_letters + string.digits)[:size]
+
+    def decode(self, ids: Sequence[int], **_: Any) -> str:
+        """Letters side by side."""
+        return "".join(self.text[i] for i in ids)
+
+    def encode(self, text: str, **_: Any) -> list[int]:
+        """Raises BadInput for other characters."""
+        if set(text) - set(self.text):
+            raise BadInput(f"The table target reads only the letters {self.text!r}, not {text!r}.")
+        return [self.text.index(c) for c in text]
+
+
+class TableTarget:
+    """`table[..., i, j, x]` is the probability of x after the tokens i, j (the last ones); rows sum to 1.
+
+    A table of k + 1 axes is a law of order k; contexts shorter than k are padded with token 0 on the left.
+    """
+
+    def __init__(self, table: Tensor, max_positions: int = 4096) -> None:
+        """Raises BadInput unless the table is a law over at most 62 tokens."""
+        table = torch.as_tensor(table, dtype=torch.float64)
+        size = table.shape[-1]
+        if len(set(table.shape)) != 1 or size > 62 or (table < 0).any() or (table.sum(-1) - 1).abs().max() > 1e-9:
+            raise BadInput(f"A table of shape {tuple(table.shape)} is no law: equal axes, entries >= 0, rows sum to 1.")
+        self.table = table
+        self.order = table.dim() - 1
+        self.device = torch.device("cpu")
+        self.eos: tuple[int, ...] = ()
+        self.tokenizer = Letters(size)
+        self.path = None
+        self.vocabulary = Vocabulary.of(size, list(self.tokenizer.text))
+        self.can = Capabilities(
+            tree=True, rollback=True, taps=False, gather_head_rows=False, trainable=False,
+            max_positions=max_positions, max_nodes=1024, max_batch=2**20, dtype=torch.float64,
+        )  # fmt: skip
+
+    def law(self, context: Sequence[int]) -> Tensor:
+        """The exact law after a context."""
+        return self.table[self._key(context)]
+
+    def empty(self, n_requests: int) -> TableCache:
+        """Nothing committed."""
+        return TableCache(n_requests)
+
+    def extend(self, cache: TableCache, token_BN: Tensor, tree: Tree, needs: Taps) -> tuple[Rows, Features]:
+        """The hidden state of a node is the index of its context in the table."""
+        cache.pending = token_BN.tolist()
+        hidden = []
+        for b, (committed, pending) in enumerate(zip(cache.tokens, cache.pending, strict=True)):
+            tail = committed[-self.order :] if self.order else []
+            for node in range(len(pending)):
+                seen = range(node + 1) if tree.sees_BNN is None else tree.sees_BNN[b, node].nonzero()[:, 0].tolist()
+                hidden.append(self._index([*tail, *(pending[i] for i in seen)]))
+        hidden_BN1 = torch.tensor(hidden, dtype=torch.float64).view(*token_BN.shape, 1)
+        return Rows(hidden_BN1, self._project), Features(None, ())
+
+    def commit(self, cache: TableCache, kept: Sequence[Sequence[int]]) -> TableCache:
+        """Append the kept tokens."""
+        for tokens, pending, nodes in zip(cache.tokens, cache.pending, kept, strict=True):
+            tokens += [pending[i] for i in nodes]
+        return cache
+
+    def select(self, cache: TableCache, requests: Sequence[int]) -> TableCache:
+        """Keep only these requests."""
+        cache.tokens = [cache.tokens[r] for r in requests]
+        return cache
+
+    def rewind(self, cache: TableCache, lengths: Sequence[int]) -> TableCache:
+        """Shorten."""
+        cache.tokens = [t[:n] for t, n in zip(cache.tokens, lengths, strict=True)]
+        return cache
+
+    def embed(self, token: Tensor) -> Tensor:
+        """A table has no embeddings; one-hot rows stand in for them."""
+        return torch.nn.functional.one_hot(token, self.vocabulary.size).double()
+
+    def _key(self, context: Sequence[int]) -> tuple[int, ...]:
+        tail = list(context)[len(context) - self.order :] if self.order <= len(context) else list(context)
+        return tuple([0] * (self.order - len(tail)) + tail)
+
+    def _index(self, context: Sequence[int]) -> int:
+        index = 0
+        for token in self._key(context):
+            index = index * self.vocabulary.size + token
+        return index
+
+    def _project(self, hidden_R1: Tensor) -> Tensor:
+        return self.table.view(-1, self.vocabulary.size)[hidden_R1[:, 0].long()].log()
