@@ -132,7 +132,7 @@ def _without_finished(target: Target, drafter: Drafter, requests: Sequence[Reque
 
 def _tree(draft: Draft, target: Target) -> Tree:
     if draft.chain:
-        return chain(*draft.token_BN.shape, device=target.device)
+        return chain(len(draft.token_BN), draft.token_BN.shape[1], target.device)
     return from_parents(draft.parent_BN.to(target.device))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, overload
 
@@ -198,7 +198,7 @@ def _pair(target: Target, drafter: Drafter | None, verifier: Verifier | None) ->
 def _request(target: Target, ids: list[int], how: Sampling, max_new_tokens: int, sample: int) -> Request:
     limit = min(max_new_tokens, target.can.max_positions - len(ids))
     seed = how.seed if sample == 0 or how.seed is None else [how.seed, sample]
-    stop = Stop(how.eos or (), how.stop, limit, target.tokenizer)
+    stop = Stop(how.eos_ids, how.stop, limit, target.tokenizer)
     return Request(how, History(ids), Coin(seed), stop)
 
 
@@ -262,12 +262,8 @@ def encode(target: Target, prompt: Prompt) -> list[int]:
     elif isinstance(prompt[0], dict):
         ids = list(target.tokenizer.encode(_rendered(target, prompt), add_special_tokens=False))
     else:
-        ids = [int(i) for i in prompt]  # type: ignore[arg-type]
-        wrong = [i for i in ids if not 0 <= i < target.vocabulary.size]
-        if wrong:
-            raise BadInput(
-                f"Token ids {wrong[:5]} are outside the target's vocabulary 0..{target.vocabulary.size - 1}."
-            )
+        ids = [int(i) for i in prompt]
+        _demand_ids(target, ids)
     if not ids:
         raise BadInput(f"The prompt {prompt!r} has no tokens; give at least one.")
     if len(ids) >= target.can.max_positions:
@@ -276,6 +272,13 @@ def encode(target: Target, prompt: Prompt) -> list[int]:
             "one must be left for the answer. Shorten the prompt."
         )
     return ids
+
+
+def _demand_ids(target: Target, ids: Iterable[int]) -> None:
+    wrong = [i for i in ids if not 0 <= i < target.vocabulary.size]
+    if wrong:
+        last = target.vocabulary.size - 1
+        raise BadInput(f"Token ids {wrong[:5]} are outside the target's vocabulary, which is 0..{last}.")
 
 
 def _rendered(target: Target, messages: Any) -> str:
@@ -313,12 +316,10 @@ def _resolved(target: Target, how: Sampling, max_new_tokens: int) -> Sampling:
         raise BadInput(f"max_new_tokens={max_new_tokens!r}: expected a whole number of at least 1.")
     if how.min_new_tokens > max_new_tokens:
         raise BadInput(f"min_new_tokens={how.min_new_tokens} exceeds max_new_tokens={max_new_tokens}.")
-    eos = () if how.ignore_eos else target.eos if how.eos is None else how.eos
+    eos = tuple(() if how.ignore_eos else target.eos if how.eos is None else how.eos_ids)
     words = [ids for word in how.bad_words for ids in _word_ids(target, word)]
-    used = {*how.logit_bias, *(eos if isinstance(eos, tuple) else ()), *(i for word in words for i in word)}
-    wrong = sorted(i for i in used if not 0 <= i < target.vocabulary.size)
-    if wrong:
-        raise BadInput(f"Token ids {wrong[:5]} are outside the target's vocabulary 0..{target.vocabulary.size - 1}.")
+    used = {*how.logit_bias, *eos, *(i for word in words for i in word)}
+    _demand_ids(target, used)
     # ignore_eos is settled by the empty list; keeping it would clash with an explicit one
     return replace(how, eos=eos, ignore_eos=False, bad_words=words)
 

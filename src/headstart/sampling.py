@@ -56,10 +56,9 @@ class Sampling:
         """Freeze the containers and refuse what cannot be honoured; raises BadInput naming the setting."""
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         words = tuple(w if isinstance(w, str) else tuple(w) for w in self.bad_words)
-        eos = (self.eos,) if isinstance(self.eos, int) else self.eos
         object.__setattr__(self, "stop", stop)
         object.__setattr__(self, "bad_words", words)
-        object.__setattr__(self, "eos", None if eos is None else tuple(eos))
+        object.__setattr__(self, "eos", None if self.eos is None else self.eos_ids)
         object.__setattr__(self, "logit_bias", MappingProxyType(dict(self.logit_bias)))
         _check(self)
 
@@ -67,6 +66,11 @@ class Sampling:
     def greedy(self) -> bool:
         """True where the token is an argmax: temperature 0, whatever the truncation settings."""
         return self.temperature == 0
+
+    @property
+    def eos_ids(self) -> tuple[int, ...]:
+        """The ids of `eos`; empty where it is None."""
+        return () if self.eos is None else (self.eos,) if isinstance(self.eos, int) else tuple(self.eos)
 
     @property
     def moves_argmax(self) -> bool:
@@ -116,7 +120,7 @@ class Coin:
     The exact tests swap in a coin that walks every branch with its probability (`headstart.testing.exact`).
     """
 
-    def __init__(self, seed: int | None) -> None:
+    def __init__(self, seed: int | Sequence[int] | None) -> None:
         self._rng = np.random.default_rng(seed)
 
     def accept(self, numerator: float, denominator: float) -> bool:
@@ -180,7 +184,7 @@ def scores(logits_V: Tensor, sampling: Sampling, history: History, path: Sequenc
         if history.ends_with(word[:-1], path):  # type: ignore[arg-type]
             score_V[word[-1]] = NEVER  # type: ignore[index]
     if sampling.eos and len(history.output) + len(path) < sampling.min_new_tokens:
-        score_V[list(sampling.eos)] = NEVER  # type: ignore[arg-type]
+        score_V[list(sampling.eos_ids)] = NEVER
     if sampling.repetition_penalty != 1:
         seen = history.seen(path)
         old = score_V[seen]
@@ -238,7 +242,8 @@ def draws(q_V: Tensor, k: int, without_replacement: bool, coin: Coin) -> list[in
     """
     if not without_replacement:
         return [coin.draw(q_V) for _ in range(k)]
-    left_V, out = q_V.clone(), []
+    left_V = q_V.clone()
+    out: list[int] = []
     for _ in range(k):
         if not bool(left_V.sum() > 0):
             left_V = torch.ones_like(q_V)

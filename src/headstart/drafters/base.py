@@ -19,9 +19,20 @@ class Drafter(Protocol):
     `kind` and `shape` state what its drafts are for requests that sample; greedy requests take any draft.
     """
 
-    needs: Taps
-    kind: Kind
-    shape: Shape
+    @property
+    def needs(self) -> Taps:
+        """Hidden states wanted from every target pass."""
+        ...
+
+    @property
+    def kind(self) -> Kind:
+        """How candidates are chosen."""
+        ...
+
+    @property
+    def shape(self) -> Shape:
+        """Chain or tree."""
+        ...
 
     def check(self, target: Target) -> None:
         """Raises BadInput or Unsupported if this drafter cannot serve that target."""

@@ -60,9 +60,7 @@ class DraftModel:
             raise BadInput("The draft model has more LM-head rows than the target; it could draft ids without a row.")
         widest = max(self.policy.children(d) for d in range(self.policy.depth))
         if self.kind is not Kind.IID and widest > self.model.vocabulary.size:
-            raise BadInput(
-                f"The tree asks for {widest} distinct siblings; the vocabulary has {target.vocabulary.size}."
-            )
+            raise BadInput(f"The tree asks for {widest} siblings; the vocabulary holds {target.vocabulary.size}.")
 
     def start(self, n_requests: int) -> _Memory:
         """An empty cache."""

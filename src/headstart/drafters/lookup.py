@@ -74,8 +74,6 @@ class PromptLookup:
     max_ngram: int = 16
     branches: int = 1
     nodes: int = 32
-    needs: Taps = Taps()
-    kind: Kind = Kind.POINT
 
     def __post_init__(self) -> None:
         """Raises BadInput for settings that can never draft."""
@@ -84,6 +82,16 @@ class PromptLookup:
                 raise BadInput(f"PromptLookup({name}={getattr(self, name)}): expected at least 1.")
         if self.max_ngram < self.min_ngram:
             raise BadInput(f"PromptLookup: max_ngram={self.max_ngram} is below min_ngram={self.min_ngram}.")
+
+    @property
+    def needs(self) -> Taps:
+        """No hidden states."""
+        return Taps()
+
+    @property
+    def kind(self) -> Kind:
+        """The matches are taken as they are."""
+        return Kind.POINT
 
     @property
     def shape(self) -> Shape:

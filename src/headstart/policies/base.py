@@ -20,10 +20,25 @@ class Growing(NamedTuple):
 class Policy(Protocol):
     """A frozen value. Topologies of drawn kinds never depend on what was drawn (verification.md 5.10)."""
 
-    depth: int
-    nodes: int
-    kind: Kind
-    shape: Shape
+    @property
+    def depth(self) -> int:
+        """Longest path below the root."""
+        ...
+
+    @property
+    def nodes(self) -> int:
+        """Nodes of a full tree; the root counts."""
+        ...
+
+    @property
+    def kind(self) -> Kind:
+        """How its candidates are to be chosen for requests that sample."""
+        ...
+
+    @property
+    def shape(self) -> Shape:
+        """Chain or tree."""
+        ...
 
     def children(self, depth: int) -> int:
         """K: candidates asked of each frontier node at this depth."""

@@ -85,13 +85,13 @@ class Rows:
     def argmax_BN(self) -> Tensor:
         """First maximum of every row, in the model's dtype: no softmax and no fp32 copy of `[N, V]`."""
         flat_RD = self.hidden_BND.flatten(0, 1)
-        best = [self.project(part).argmax(-1) for part in flat_RD.split(ARGMAX_ROWS)]
+        best = [self.project(part).argmax(-1) for part in torch.split(flat_RD, ARGMAX_ROWS)]
         return torch.cat(best).view(self.hidden_BND.shape[:2])
 
     def logits_RNV(self, requests: Sequence[int]) -> Tensor:
         """Logits of all nodes of the chosen requests, in the model's dtype."""
         hidden = self.hidden_BND if len(requests) == len(self.hidden_BND) else self.hidden_BND[list(requests)]
-        return self.project(hidden.flatten(0, 1)).unflatten(0, hidden.shape[:2])
+        return self.project(hidden.flatten(0, 1)).view(*hidden.shape[:2], -1)
 
 
 class Cache(Protocol):
@@ -163,7 +163,7 @@ def prefill(
     for start in range(0, longest, PREFILL_CHUNK):
         part_BA = token_BT[:, start : start + PREFILL_CHUNK]
         counts = [min(max(n - start, 0), part_BA.shape[1]) for n in lengths]
-        rows, features = target.extend(cache, part_BA, chain(*part_BA.shape, device=target.device), needs)
+        rows, features = target.extend(cache, part_BA, chain(len(part_BA), part_BA.shape[1], target.device), needs)
         for request, count in enumerate(counts):
             if count and start + count == lengths[request]:
                 last_D[request] = rows.hidden_BND[request, count - 1]

@@ -43,9 +43,9 @@ def auto_dtype(device: torch.device) -> torch.dtype:
 class HFTarget:
     """See `targets.base.Target`. `path` is the directory that the weights came from, None for one made in memory."""
 
-    def __init__(self, model: nn.Module, tokenizer: Any, path: Path | None = None) -> None:
+    def __init__(self, model: Any, tokenizer: Any, path: Path | None = None) -> None:
         """Wrap a loaded model in eval mode and probe what it can do; raises Unsupported with the reason."""
-        self.model: Any = model.eval()
+        self.model = model.eval()
         self.tokenizer = tokenizer
         self.path = path
         self.config: Any = self.model.config.get_text_config()

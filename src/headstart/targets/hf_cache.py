@@ -17,7 +17,7 @@ from headstart.errors import Unsupported
 GROWTH = 256  # slots are added in steps of this many, and at least doubled
 
 
-class TreeCache(Cache):
+class TreeCache(Cache):  # type: ignore[misc]
     """Keys and values `[2, L, B, H, S, D]`; only the first `lengths[b]` slots of a row are committed."""
 
     def __init__(self, n_layers: int, n_requests: int) -> None:

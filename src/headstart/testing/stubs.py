@@ -64,7 +64,7 @@ class Mixed:
     ) -> None:
         """Raises BadInput for an empty pattern or accept lengths outside 0..depth."""
         self.target, self.depth, self.width = target, depth, width
-        rows = [accepts] if isinstance(accepts[0], int) else accepts  # type: ignore[list-item]
+        rows = [accepts] if isinstance(accepts[0], int) else accepts
         self.accepts: list[list[int]] = [list(row) for row in rows]  # type: ignore[arg-type]
         if depth < 1 or width < 1 or any(not 0 <= a <= depth for row in self.accepts for a in row):
             raise BadInput(f"{type(self).__name__}: expected depth, width >= 1 and accept lengths within 0..{depth}.")

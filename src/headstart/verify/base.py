@@ -37,9 +37,20 @@ class Candidates:
 class Verifier(Protocol):
     """Walks down one request's tree. `law(node)` is the target's processed next-token law after that node."""
 
-    name: str
-    lossless: bool
-    exact_for: frozenset[tuple[Kind, Shape]]
+    @property
+    def name(self) -> str:
+        """Shown in reports; a lossy verifier says so in it."""
+        ...
+
+    @property
+    def lossless(self) -> bool:
+        """Whether it keeps the target's law for the proposals of `exact_for`."""
+        ...
+
+    @property
+    def exact_for(self) -> frozenset[tuple[Kind, Shape]]:
+        """Proposal kinds and tree shapes it is exact for."""
+        ...
 
     def walk(self, tree: Candidates, law: Callable[[int], Tensor], coin: Coin) -> Walk:
         """The kept path and the token after it."""
@@ -140,7 +151,10 @@ def _candidates(
         for node in range(1, len(tokens)):
             if valid[node]:
                 trials[parents[node]].append(node)
-    law_of = None if q is None else lambda node, rows=q[0], row=q[1]: rows[row[node]]
+    law_of = None
+    if q is not None:
+        rows, row_N = q
+        law_of = lambda node: rows[row_N[node]]  # noqa: E731
     return Candidates(tokens, parents, trials, kind, law_of)
 
 
