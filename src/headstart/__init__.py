@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from headstart.drafters.lookup import PromptLookup as PromptLookup
     from headstart.errors import HeadstartError as HeadstartError
     from headstart.generation import Output as Output
-    from headstart.generation import Session as Session
     from headstart.generation import generate as generate
     from headstart.generation import stream as stream
     from headstart.policies.chain import Chain as Chain
     from headstart.policies.static import StaticTree as StaticTree
     from headstart.sampling import Sampling as Sampling
+    from headstart.session import Session as Session
     from headstart.targets.load import load_target as load_target
     from headstart.verify.lossless import Lossless as Lossless
     from headstart.verify.target_only import TargetOnly as TargetOnly
@@ -34,7 +34,7 @@ _HOME = {
     "Output": "generation",
     "PromptLookup": "drafters.lookup",
     "Sampling": "sampling",
-    "Session": "generation",
+    "Session": "session",
     "StaticTree": "policies.static",
     "TargetOnly": "verify.target_only",
     "Typical": "verify.typical",
