@@ -94,17 +94,12 @@ class Rows:
         return self.project(hidden.flatten(0, 1)).view(*hidden.shape[:2], -1)
 
 
-class Cache(Protocol):
-    """The target's memory of committed tokens. Appended nodes do not count until they are committed."""
-
-    @property
-    def lengths(self) -> list[int]:
-        """Committed tokens per request (host side, so no synchronisation is needed to know them)."""
-        ...
-
-
 class Target(Protocol):
-    """The model whose output must not change. Caches are moved, not copied: use only the one returned."""
+    """The model whose output must not change.
+
+    Each target has its own kind of cache, of which others know only `lengths`. Caches are moved, not copied: use
+    only the one returned.
+    """
 
     can: Capabilities
     vocabulary: Vocabulary
@@ -112,11 +107,11 @@ class Target(Protocol):
     eos: tuple[int, ...]
     tokenizer: Any
 
-    def empty(self, n_requests: int) -> Cache:
-        """A cache with nothing committed."""
+    def empty(self, n_requests: int) -> Any:
+        """A cache with nothing committed; its `lengths` are committed tokens per request, as a host list."""
         ...
 
-    def extend(self, cache: Cache, token_BN: Tensor, tree: Tree, needs: Taps) -> tuple[Rows, Features]:
+    def extend(self, cache: Any, token_BN: Tensor, tree: Tree, needs: Taps) -> tuple[Rows, Features]:
         """One pass over N nodes per request, appended behind the committed tokens but not committed.
 
         Node i of request b sits at position `lengths[b] + depth` and sees the committed tokens and its ancestors.
@@ -124,15 +119,15 @@ class Target(Protocol):
         """
         ...
 
-    def commit(self, cache: Cache, kept: Sequence[Sequence[int]]) -> Cache:
+    def commit(self, cache: Any, kept: Sequence[Sequence[int]]) -> Any:
         """Keep nodes `kept[b]` of the last pass, in that order; all other appended nodes vanish."""
         ...
 
-    def select(self, cache: Cache, requests: Sequence[int]) -> Cache:
+    def select(self, cache: Any, requests: Sequence[int]) -> Any:
         """Keep only these requests (finished ones leave the batch)."""
         ...
 
-    def rewind(self, cache: Cache, lengths: Sequence[int]) -> Cache:
+    def rewind(self, cache: Any, lengths: Sequence[int]) -> Any:
         """Forget all but the first `lengths[b]` committed tokens."""
         ...
 
@@ -144,9 +139,7 @@ class Target(Protocol):
 PREFILL_CHUNK = 512  # prompt tokens per pass: bounds activation memory of long prompts
 
 
-def prefill(
-    target: Target, cache: Cache, prompts: Sequence[Sequence[int]], needs: Taps
-) -> tuple[Cache, Rows, Features]:
+def prefill(target: Target, cache: Any, prompts: Sequence[Sequence[int]], needs: Taps) -> tuple[Any, Rows, Features]:
     """Run and commit the prompts behind whatever is committed already, in chunks; requests are left-aligned.
 
     Returns the cache, the row after each request's last prompt token (`[B, 1]`) and the features of all

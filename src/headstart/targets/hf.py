@@ -22,7 +22,7 @@ from headstart.targets.hf_cache import TreeCache
 from headstart.tree import Tree, chain, from_parents
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-PROBE_TOLERANCE = 0.1  # of the logits' spread: rounding in bf16 stays far below, a wrong mask or position far above
+PROBE_TOLERANCE = 0.2  # root mean square, of the logits' spread; bf16 rounding of 30 layers was seen at 0.07
 
 
 def auto_device() -> torch.device:
@@ -198,7 +198,12 @@ class HFTarget:
             tree = from_parents(torch.tensor([[0, 0, 0]], device=self.device))
             rows, _ = self.extend(cache, torch.tensor([[b, c, d]], device=self.device), tree, Taps())
             found = rows.logits_RNV([0])[0, 1:]
-            if not all(_close(x, y, spread) for x, y in zip(found, expected, strict=True)):
+            flat = torch.tensor(
+                [[a, b, c, d]], device=self.device
+            )  # what the last node says if siblings see each other
+            wrong = self.model(input_ids=flat, use_cache=False).logits[0, -1]
+            follows = _distance(found[1], expected[1]) < _distance(found[1], wrong)
+            if not (follows and all(_close(x, y, spread) for x, y in zip(found, expected, strict=True))):
                 reasons["tree"] = "it does not follow a 4-D tree mask with explicit positions"
         weight = getattr(self.head, "weight", None)
         plain_head = weight is not None and weight.is_floating_point() and weight.dim() == 2
@@ -261,8 +266,12 @@ def _within(cache: TreeCache, tree: Tree, position_BN: Tensor, end: int, window:
     return position_BN[:, :, None] - key_BS[:, None] < window
 
 
+def _distance(found: Tensor, expected: Tensor) -> float:
+    return float((found.float() - expected.float()).pow(2).mean().sqrt())
+
+
 def _close(found: Tensor, expected: Tensor, spread: Tensor) -> bool:
-    return bool((found.float() - expected.float()).abs().max() <= PROBE_TOLERANCE * spread)
+    return _distance(found, expected) <= PROBE_TOLERANCE * float(spread)
 
 
 def _decoder_layers(base: nn.Module, count: int) -> nn.ModuleList:
@@ -288,6 +297,20 @@ def _tokens(tokenizer: Any) -> list[str]:
     return [by_id.get(i, "") for i in range(max(by_id, default=-1) + 1)]
 
 
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without transformers' own progress bars: they would be drawn over ours."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
 def load(path: Path, dtype: str = "auto", device: str = "auto", attention: str | None = None) -> HFTarget:
     """Load a directory of safetensors. Raises BadInput for an unknown dtype, Unsupported for a model that cannot."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -298,9 +321,10 @@ def load(path: Path, dtype: str = "auto", device: str = "auto", attention: str |
     kind = auto_dtype(place) if dtype == "auto" else DTYPES[dtype]
     tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            path, dtype=kind, attn_implementation=attention, local_files_only=True, use_safetensors=True
-        )
+        with _quiet():
+            model = AutoModelForCausalLM.from_pretrained(
+                path, dtype=kind, attn_implementation=attention, local_files_only=True, use_safetensors=True
+            )
     except (ValueError, KeyError, OSError) as error:
         raise Unsupported(f"transformers cannot load {path} as a causal LM: {error}") from error
     return HFTarget(model.to(place), tokenizer, path)
