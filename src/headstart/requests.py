@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from numbers import Integral
 from typing import Any
+
+from jinja2 import TemplateError
 
 from headstart.core import Kind, Shape
 from headstart.decode import Request
@@ -47,12 +50,15 @@ def encode(target: Target, prompt: Prompt) -> list[int]:
     if not prompt:
         raise BadInput("The prompt is empty; give at least one character, message or token id.")
     if isinstance(prompt, str):
-        ids = list(target.tokenizer.encode(prompt))
-    elif isinstance(prompt[0], dict):
-        ids = list(target.tokenizer.encode(_rendered(target, prompt), add_special_tokens=False))
-    else:
-        ids = [int(i) for i in prompt]
+        ids = list(_tokenizer(target, "A prompt of text").encode(prompt))
+    elif _all_are(dict, prompt):
+        text = _rendered(target, prompt)
+        ids = list(target.tokenizer.encode(text, add_special_tokens=False))
+    elif _all_are(Integral, prompt):
+        ids = [int(i) for i in prompt]  # type: ignore[arg-type]
         _demand_ids(target, ids)
+    else:
+        raise BadInput(f"A prompt is a string, a list of chat messages or a list of token ids; got {prompt!r}.")
     if not ids:
         raise BadInput(f"The prompt {prompt!r} has no tokens; give at least one.")
     if len(ids) >= target.can.max_positions:
@@ -61,6 +67,16 @@ def encode(target: Target, prompt: Prompt) -> list[int]:
             "one must be left for the answer. Shorten the prompt."
         )
     return ids
+
+
+def _all_are(kind: type, items: object) -> bool:
+    return isinstance(items, Sequence) and all(isinstance(i, kind) and not isinstance(i, bool) for i in items)
+
+
+def _tokenizer(target: Target, purpose: str) -> Any:
+    if target.tokenizer is None:
+        raise BadInput(f"{purpose} needs a tokenizer, and this target has none; give token ids.")
+    return target.tokenizer
 
 
 def _demand_ids(target: Target, ids: Iterable[int]) -> None:
@@ -72,11 +88,15 @@ def _demand_ids(target: Target, ids: Iterable[int]) -> None:
 
 def _rendered(target: Target, messages: Any) -> str:
     for message in messages:
-        if not isinstance(message, dict) or set(message) < {"role", "content"}:
-            raise BadInput(f"A chat message needs `role` and `content`; got {message!r}.")
-    if not getattr(target.tokenizer, "chat_template", None):
+        if not all(isinstance(message.get(key), str) for key in ("role", "content")):
+            raise BadInput(f"A chat message needs `role` and `content`, both strings; got {message!r}.")
+    tokenizer = _tokenizer(target, "A chat")
+    if not getattr(tokenizer, "chat_template", None):
         raise BadInput("This target has no chat template (a base model?); give the prompt as a string.")
-    return str(target.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
+    try:
+        return str(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
+    except TemplateError as error:
+        raise BadInput(f"The target's chat template refuses these messages: {error}") from error
 
 
 def split(prompt: Prompt | Batch) -> tuple[bool, list[Any]]:
@@ -107,6 +127,8 @@ def resolved(target: Target, how: Sampling, max_new_tokens: int) -> Sampling:
     if how.min_new_tokens > max_new_tokens:
         raise BadInput(f"min_new_tokens={how.min_new_tokens} exceeds max_new_tokens={max_new_tokens}.")
     eos = tuple(() if how.ignore_eos else target.eos if how.eos is None else how.eos_ids)
+    if how.stop:
+        _tokenizer(target, "A stop string")
     words = [ids for word in how.bad_words for ids in _word_ids(target, word)]
     used = {*how.logit_bias, *eos, *(i for word in words for i in word)}
     _demand_ids(target, used)
@@ -118,5 +140,6 @@ def _word_ids(target: Target, word: str | Sequence[int]) -> list[Sequence[int]]:
     """A bad word is banned at the start of a text and after a space: two token sequences in most vocabularies."""
     if not isinstance(word, str):
         return [word]
-    forms = [target.tokenizer.encode(form, add_special_tokens=False) for form in (word, f" {word}")]
+    tokenizer = _tokenizer(target, "A bad word of text")
+    forms = [tokenizer.encode(form, add_special_tokens=False) for form in (word, f" {word}")]
     return [list(form) for form in dict.fromkeys(map(tuple, forms)) if form]

@@ -55,7 +55,8 @@ class Sampling:
     def __post_init__(self) -> None:
         """Freeze the containers and refuse what cannot be honoured; raises BadInput naming the setting."""
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
-        words = tuple(w if isinstance(w, str) else tuple(w) for w in self.bad_words)
+        given = (self.bad_words,) if isinstance(self.bad_words, str) else self.bad_words
+        words = tuple(w if isinstance(w, str) else tuple(w) for w in given)
         object.__setattr__(self, "stop", stop)
         object.__setattr__(self, "bad_words", words)
         object.__setattr__(self, "eos", None if self.eos is None else self.eos_ids)
@@ -97,6 +98,7 @@ def _check(s: Sampling) -> None:
         (s.min_new_tokens >= 0, "min_new_tokens", s.min_new_tokens, ">= 0"),
         (s.top_logprobs >= 0, "top_logprobs", s.top_logprobs, ">= 0"),
         (s.n >= 1, "n", s.n, ">= 1"),
+        (s.seed is None or s.seed >= 0, "seed", s.seed, "None or a whole number >= 0"),
         (all(s.stop), "stop", list(s.stop), "strings of at least one character (an empty one matches at once)"),
         (all(s.bad_words), "bad_words", list(s.bad_words), "non-empty words"),
         (all(b == b for b in s.logit_bias.values()), "logit_bias", dict(s.logit_bias), "numbers, not NaN"),
@@ -129,10 +131,10 @@ class Coin:
 
     def draw(self, law_V: Tensor) -> int:
         """One token of the law by inverse transform, summed in fp64; never a token of probability 0."""
-        cumulative = np.cumsum(law_V.numpy(), dtype=np.float64)
-        index = int(np.searchsorted(cumulative, self._rng.random() * cumulative[-1], side="right"))
+        cumulative = law_V.numpy().cumsum(dtype=np.float64)
+        index = int(cumulative.searchsorted(self._rng.random() * cumulative[-1], side="right"))
         # The product can round up to the total; then the last token with mass is the one meant.
-        return min(index, int(np.searchsorted(cumulative, cumulative[-1], side="left")))
+        return min(index, int(cumulative.searchsorted(cumulative[-1], side="left")))
 
 
 class History:
@@ -216,6 +218,8 @@ def truncated_softmax(score_V: Tensor, sampling: Sampling) -> Tensor:
         floor = score_V.topk(sampling.top_k).values[-1]
         score_V = score_V.masked_fill(score_V < floor, NEVER)
     p_V = torch.softmax(score_V, 0)
+    if sampling.top_p == 1 and sampling.min_p == 0:
+        return p_V
     if sampling.top_p < 1:
         p_V = _top_p(p_V, sampling.top_p)
     if sampling.min_p > 0:

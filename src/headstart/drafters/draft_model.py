@@ -68,7 +68,8 @@ class DraftModel:
 
     def absorb(self, state: _Memory, new: Committed) -> _Memory:
         """Run the newly committed tokens; the draft's scratch nodes were never committed."""
-        cache, _, _ = prefill(self.model, state.cache, new.tokens, Taps())
+        known = [[min(token, self._last) for token in tokens] for tokens in new.tokens]
+        cache, _, _ = prefill(self.model, state.cache, known, Taps())
         return _Memory(cache, list(new.roots))
 
     def draft(self, state: _Memory, budget: Budget, sampling: Sequence[Sampling], coins: Sequence[Coin]) -> Draft:
@@ -79,8 +80,12 @@ class DraftModel:
         q_node: list[int] = []
         limits = [max(0, min(d, self._room(n))) for d, n in zip(budget.depth, state.cache.lengths, strict=True)]
         for depth in range(min(self.policy.depth, max(limits))):
-            rows, _ = self.model.extend(state.cache, tree.token_BN, from_parents(tree.parent_BN), Taps())
-            token_BWK, q_BWV = self._candidates(rows, tree.frontier_BW, self.policy.children(depth), sampling, coins)
+            known_BN = tree.token_BN.clamp(max=self._last)
+            rows, _ = self.model.extend(state.cache, known_BN, from_parents(tree.parent_BN), Taps())
+            # a request that may go no deeper draws nothing: its coin must not depend on the others' budgets (B09)
+            drawing = [limit > depth and not how.greedy for limit, how in zip(limits, sampling, strict=True)]
+            k = self.policy.children(depth)
+            token_BWK, q_BWV = self._candidates(rows, tree.frontier_BW, k, drawing, sampling, coins)
             q_parts.append(q_BWV)
             q_node += tree.frontier_BW[0].tolist()  # topology is the same for all requests
             tree = self.policy.grow(tree, token_BWK, depth)
@@ -106,6 +111,11 @@ class DraftModel:
         """Shorten the cache."""
         return _Memory(self.model.rewind(state.cache, lengths), state.roots)
 
+    @property
+    def _last(self) -> int:
+        """Read in place of a target's padding rows beyond the model's own, which it has no embedding for (B17)."""
+        return self.model.vocabulary.size - 1
+
     def _room(self, length: int) -> int:
         return self.model.can.max_positions - length - 1
 
@@ -114,20 +124,27 @@ class DraftModel:
         return torch.tensor(row_N).expand(n_requests, -1)
 
     def _candidates(
-        self, rows: Rows, frontier_BW: Tensor, k: int, sampling: Sequence[Sampling], coins: Sequence[Coin]
+        self,
+        rows: Rows,
+        frontier_BW: Tensor,
+        k: int,
+        drawing: Sequence[bool],
+        sampling: Sequence[Sampling],
+        coins: Sequence[Coin],
     ) -> tuple[Tensor, Tensor]:
         """K candidates per frontier node, and the laws they were drawn from (point-mass policies: the top K)."""
         width = frontier_BW.shape[1]
         logits_BWV = at_least_fp32(
             torch.cat([rows.at(frontier_BW[:, w]).logits_RNV(range(len(sampling))) for w in range(width)], 1)
         )
-        k = min(k, logits_BWV.shape[2])
-        token_BWK = logits_BWV.topk(k, dim=2).indices
+        token_BWK = logits_BWV.topk(min(k, logits_BWV.shape[2]), dim=2).indices
+        if k > token_BWK.shape[2]:  # only i.i.d. draws may outnumber the vocabulary: they repeat
+            token_BWK = torch.cat([token_BWK, token_BWK[:, :, :1].expand(-1, -1, k - token_BWK.shape[2])], 2)
         if self.kind is Kind.POINT:
             return token_BWK, logits_BWV
         q_BWV = torch.zeros_like(logits_BWV)
         for b, (how, coin) in enumerate(zip(sampling, coins, strict=True)):
-            for w in range(width if not how.greedy else 0):
+            for w in range(width if drawing[b] else 0):
                 q_BWV[b, w] = truncated_softmax(logits_BWV[b, w] / how.temperature, how)
                 drawn = draws(q_BWV[b, w].cpu(), k, self.kind is Kind.WITHOUT_REPLACEMENT, coin)
                 token_BWK[b, w] = torch.tensor(drawn, device=token_BWK.device)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from headstart.core import Kind, Shape
+from headstart.errors import BadInput
 from headstart.policies.base import Growing
 from headstart.tree import from_paths
 
@@ -17,7 +18,8 @@ from headstart.tree import from_paths
 class StaticTree:
     """`paths` holds one path of ranks per node: `(0,)` is the best child of the root, `(0, 1)` its second child.
 
-    For drawn kinds a rank is the order of drawing. Raises BadInput if a path lacks its parent.
+    For drawn kinds a rank is the order of drawing. Raises BadInput if a path lacks its parent, or, without
+    replacement, an elder sibling: a draw that is withheld has still shaped the later ones (verification.md 5.10).
     """
 
     paths: Sequence[Sequence[int]]
@@ -28,10 +30,15 @@ class StaticTree:
     def __post_init__(self) -> None:
         """Sort the nodes into levels once."""
         object.__setattr__(self, "paths", tuple(sorted((tuple(p) for p in self.paths), key=lambda p: (len(p), p))))
+        if not self.paths:
+            raise BadInput("StaticTree(paths=[]): expected at least one path, (0,) for example.")
         depth = max(map(len, self.paths))
         nodes = list(zip(self.paths, from_paths(self.paths), strict=True))
         levels = tuple(tuple(node for path, node in nodes if len(path) == d + 1) for d in range(depth))
         object.__setattr__(self, "_levels", levels)
+        gaps = [p for p in self.paths if p[-1] and (*p[:-1], p[-1] - 1) not in self.paths]
+        if gaps and self.kind is Kind.WITHOUT_REPLACEMENT:
+            raise BadInput(f"Tree path {list(gaps[0])} skips a rank; drawn without replacement, all ranks count.")
 
     @property
     def depth(self) -> int:

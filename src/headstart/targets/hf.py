@@ -59,6 +59,7 @@ class HFTarget:
         self.vocabulary = Vocabulary.of(self._head_rows(), _tokens(tokenizer))
         self._layers = _decoder_layers(self.base, self.config.num_hidden_layers)
         self._window = _Windows(self.config)
+        self._max_positions = int(getattr(self.config, "max_position_embeddings", 0) or 2**31)
         self._sdpa = self.config._attn_implementation == "sdpa"
         self.can = self._probe()
 
@@ -71,7 +72,8 @@ class HFTarget:
         """One pass; see `Target.extend`."""
         cache.reserve(token_BN.shape[1], self.device)
         start_B1 = torch.tensor(cache.lengths, device=self.device)[:, None]
-        position_BN = start_B1 + tree.depth_BN
+        # padding beside a row that is at the end of the context must not ask for a position beyond it
+        position_BN = (start_B1 + tree.depth_BN).clamp(max=self._max_positions - 1)
         with self._caught(needs.layers) as layers:
             out = self.base(
                 input_ids=token_BN,
@@ -215,7 +217,7 @@ class HFTarget:
             taps=self._layers is not None,
             gather_head_rows=plain_head,
             trainable=plain_head,
-            max_positions=int(getattr(self.config, "max_position_embeddings", 0) or 2**31),
+            max_positions=self._max_positions,
             max_nodes=1024,
             max_batch=64,
             dtype=next(self.model.parameters()).dtype,

@@ -80,13 +80,15 @@ class TableTarget:
     def extend(self, cache: TableCache, token_BN: Tensor, tree: Tree, needs: Taps) -> tuple[Rows, Features]:
         """The hidden state of a node is the index of its context in the table."""
         cache.pending = token_BN.tolist()
-        hidden = []
-        for b, (committed, pending) in enumerate(zip(cache.tokens, cache.pending, strict=True)):
-            tail = committed[-self.order :] if self.order else []
-            for node in range(len(pending)):
-                seen = range(node + 1) if tree.sees_BNN is None else tree.sees_BNN[b, node].nonzero()[:, 0].tolist()
-                hidden.append(self._index([*tail, *(pending[i] for i in seen)]))
-        hidden_BN1 = torch.tensor(hidden, dtype=torch.float64).view(*token_BN.shape, 1)
+        known_BS = torch.cat([torch.tensor([self._key(t) for t in cache.tokens]).long(), token_BN], 1)
+        hidden_BN = torch.zeros_like(token_BN)
+        for back in reversed(range(self.order)):  # the context token that many steps behind each node
+            slot_BN = self.order + tree.depth_BN - back
+            if tree.sees_BNN is not None:
+                above_BNN = tree.sees_BNN & (tree.depth_BN[:, None] == tree.depth_BN[:, :, None] - back)
+                slot_BN = torch.where(tree.depth_BN < back, slot_BN, self.order + above_BNN.int().argmax(-1))
+            hidden_BN = hidden_BN * self.vocabulary.size + known_BS.gather(1, slot_BN)
+        hidden_BN1 = hidden_BN.double()[:, :, None]
         return Rows(hidden_BN1, self._project), Features(None, ())
 
     def commit(self, cache: TableCache, kept: Sequence[Sequence[int]]) -> TableCache:
@@ -110,14 +112,8 @@ class TableTarget:
         return torch.nn.functional.one_hot(token, self.vocabulary.size).double()
 
     def _key(self, context: Sequence[int]) -> tuple[int, ...]:
-        tail = list(context)[len(context) - self.order :] if self.order <= len(context) else list(context)
-        return tuple([0] * (self.order - len(tail)) + tail)
-
-    def _index(self, context: Sequence[int]) -> int:
-        index = 0
-        for token in self._key(context):
-            index = index * self.vocabulary.size + token
-        return index
+        tail = tuple(context[-self.order :]) if self.order else ()
+        return (0,) * (self.order - len(tail)) + tail
 
     def _project(self, hidden_R1: Tensor) -> Tensor:
         return self.table.view(-1, self.vocabulary.size)[hidden_R1[:, 0].long()].log()

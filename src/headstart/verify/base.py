@@ -110,6 +110,7 @@ def verify(draft: Draft, rows: Rows, choosers: Sequence[Chooser], verifier: Veri
     token, parent, valid = (next(host).tolist() for _ in parts)
     trial_BNC, q_row_BN, q_BRV, best_BN, logits_RNV = (next(host) if t is not None else None for t in optional)
     best = best_BN.tolist() if best_BN is not None else None
+    row_of = {b: row for row, b in enumerate(full)}
     trees, walks, logits = [], [], []
     for b, chooser in enumerate(choosers):
         tree = _candidates(
@@ -117,7 +118,7 @@ def verify(draft: Draft, rows: Rows, choosers: Sequence[Chooser], verifier: Veri
             None if trial_BNC is None else trial_BNC[b].tolist(),
             None if q_BRV is None or q_row_BN is None else (q_BRV[b], q_row_BN[b].tolist()),
         )  # fmt: skip
-        logits_NV = logits_RNV[full.index(b)] if logits_RNV is not None and b in full else None
+        logits_NV = logits_RNV[row_of[b]] if logits_RNV is not None and b in row_of else None
         if fused[b] and best is not None:
             walk = greedy_walk(tree, best[b].__getitem__)
         else:

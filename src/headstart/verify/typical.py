@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -40,10 +41,10 @@ class Typical:
                 best, best_path = (len(path), score), path
             p_V = law(path[-1])
             entropy = float(torch.special.entr(p_V).sum())
-            threshold = min(self.epsilon, self.delta * float(torch.tensor(-entropy).exp()))
+            threshold = min(self.epsilon, self.delta * math.exp(-entropy))
             for child in tree.trials[path[-1]]:
                 p = float(p_V[tree.tokens[child]])
                 if p > threshold:
-                    stack.append(([*path, child], score + float(torch.tensor(p).log())))
+                    stack.append(([*path, child], score + math.log(p)))  # products would underflow (S15)
         token = int(law(best_path[-1]).argmax())
         return Walk(best_path, token, Why.REFUSED if tree.trials[best_path[-1]] else Why.LEAF)
