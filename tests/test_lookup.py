@@ -11,7 +11,9 @@ from headstart.errors import BadInput
 from headstart.testing import tiny_target
 
 
-def drafted(drafter: hs.PromptLookup, tokens: list[int], depth: int = 99, nodes: int = 99) -> tuple[list[int], list[int]]:
+def drafted(
+    drafter: hs.PromptLookup, tokens: list[int], depth: int = 99, nodes: int = 99
+) -> tuple[list[int], list[int]]:
     """Tokens and parents drafted after a text whose last token is the root."""
     state = drafter.start(1)
     none = Features(None, ())
@@ -59,7 +61,9 @@ def test_a_rewound_state_drafts_as_a_fresh_one() -> None:
     assert again == drafted(drafter, [1, 2, 3, 4, 1, 2])[0] == [2, 3, 4, 1]
 
 
-@pytest.mark.parametrize("settings", [{"depth": 0}, {"min_ngram": 0}, {"branches": 0}, {"min_ngram": 5, "max_ngram": 4}])
+@pytest.mark.parametrize(
+    "settings", [{"depth": 0}, {"min_ngram": 0}, {"branches": 0}, {"min_ngram": 5, "max_ngram": 4}]
+)
 def test_settings_that_cannot_draft_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(BadInput, match=next(iter(settings))):
         hs.PromptLookup(**settings)

@@ -15,7 +15,14 @@ from headstart.verify import base as verify_base
 SOURCE = Path(hs.__file__).parent
 READERS = {"item", "tolist", "cpu", "numpy"}
 # What a step runs on device tensors. verify/* works on tensors that to_host has brought over already.
-STEP_FILES = ["decode.py", "tree.py", "drafters/base.py", "drafters/lookup.py", "policies/chain.py", "policies/static.py"]
+STEP_FILES = [
+    "decode.py",
+    "tree.py",
+    "drafters/base.py",
+    "drafters/lookup.py",
+    "policies/chain.py",
+    "policies/static.py",
+]
 
 
 @pytest.mark.parametrize("name", STEP_FILES)
@@ -30,7 +37,9 @@ def test_the_target_reads_nothing_back_in_extend_and_commit() -> None:
     step = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name in {"extend", "commit", "_mask"}]
     assert len(step) == 3
     for function in step:
-        called = {n.func.attr for n in ast.walk(function) if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute)}
+        called = {
+            n.func.attr for n in ast.walk(function) if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute)
+        }
         assert not called & READERS
 
 

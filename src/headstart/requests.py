@@ -91,6 +91,8 @@ def _rendered(target: Target, messages: Any) -> str:
         if not all(isinstance(message.get(key), str) for key in ("role", "content")):
             raise BadInput(f"A chat message needs `role` and `content`, both strings; got {message!r}.")
     tokenizer = _tokenizer(target, "A chat")
+    if not messages[-1]["content"].strip():
+        raise BadInput("The last message is empty; give at least one character.")
     if not getattr(tokenizer, "chat_template", None):
         raise BadInput("This target has no chat template (a base model?); give the prompt as a string.")
     try:

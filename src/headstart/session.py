@@ -51,8 +51,6 @@ class Session:
 
     def stream(self, content: str) -> Iterator[Piece]:
         """As `send`, piece by piece. If it is left early, what was said so far stays in the conversation."""
-        if not content.strip():
-            raise BadInput("The message is empty; say something.")
         messages = [*self.messages, {"role": "user", "content": content}]
         ids = encode(self.target, messages)
         how = resolved(self.target, self._sampling, self._max_new_tokens)

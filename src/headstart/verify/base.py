@@ -109,6 +109,8 @@ def verify(draft: Draft, rows: Rows, choosers: Sequence[Chooser], verifier: Veri
     host = iter(to_host(*parts, *(t for t in optional if t is not None)))
     token, parent, valid = (next(host).tolist() for _ in parts)
     trial_BNC, q_row_BN, q_BRV, best_BN, logits_RNV = (next(host) if t is not None else None for t in optional)
+    if q_BRV is not None and logits_RNV is not None:  # a drafter never draws the padding rows it lacks (B17)
+        q_BRV = torch.nn.functional.pad(q_BRV, (0, logits_RNV.shape[2] - q_BRV.shape[2]))
     best = best_BN.tolist() if best_BN is not None else None
     row_of = {b: row for row, b in enumerate(full)}
     trees, walks, logits = [], [], []

@@ -1,0 +1,126 @@
+"""The command line, on a tiny target saved as a directory: what a user types and what comes back."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from headstart.cli import main
+from headstart.testing import tiny_target
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("target")
+    target = tiny_target("gemma3", tie_word_embeddings=True)
+    target.model.save_pretrained(path)
+    target.tokenizer.save_pretrained(path)
+    return path
+
+
+class Result(NamedTuple):
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Result]:
+    """The entry point in this process, which has torch loaded already."""
+
+    def call(*args: str | Path, text: str = "") -> Result:
+        monkeypatch.setattr(sys, "argv", ["headstart", *map(str, args)])
+        monkeypatch.setattr(sys, "stdin", io.StringIO(text))
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as end:
+            main()
+        out, err = capfd.readouterr()
+        return Result(int(end.value.code or 0), out, err)
+
+    return call
+
+
+def test_the_module_runs_as_a_command(directory: Path) -> None:
+    command = [sys.executable, "-m", "headstart", "generate", str(directory), "hi", "-m", "4", "--dtype", "fp32"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "4 tokens" in done.stdout
+    assert done.stderr == ""
+
+
+def test_generate_with_show_compare_and_json(run: Callable[..., Result], directory: Path, tmp_path: Path) -> None:
+    record = tmp_path / "out.json"
+    done = run(
+        "generate", directory, "abcabcabc", "-m", "24", "--dtype", "fp32", "--compare", "--show", "--json", record
+    )
+    assert done.returncode == 0, done.stderr
+    assert "plain" in done.stdout
+    assert "yes" in done.stdout  # identical
+    answers = json.loads(record.read_text())
+    assert answers["plain"]["token_ids"] == answers["speculative"]["token_ids"]
+    assert len(answers["plain"]["token_ids"]) == 24
+    assert answers["speculative"]["tokens_per_step"] > 1.5
+
+
+@pytest.mark.parametrize("drafter", ["none", "lookup", "directory"])
+def test_every_drafter_gives_the_same_text(run: Callable[..., Result], directory: Path, drafter: str) -> None:
+    name = directory if drafter == "directory" else drafter
+    common = ("generate", directory, "abcabcabc", "-m", "16", "--dtype", "fp32")
+    done = run(*common, "--drafter", name)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[0] == run(*common, "--drafter", "none").stdout.splitlines()[0]
+
+
+def test_prompt_from_standard_input_and_fetch(run: Callable[..., Result], directory: Path) -> None:
+    piped = run("generate", directory, "-", "-m", "8", "--dtype", "fp32", "--raw", text="hello")
+    assert piped.returncode == 0, piped.stderr
+    assert "8 tokens" in piped.stdout
+    assert run("fetch", directory).stdout.strip() == str(directory)
+
+
+def test_chat_keeps_going_until_an_empty_line(run: Callable[..., Result], directory: Path) -> None:
+    done = run("chat", directory, "-m", "8", "--dtype", "fp32", text="hello\nand again\n\n")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("ended by length") == 2
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (("generate", "no-such-model", "hi"), "smollm2-135m"),
+        (("generate", "DIR", ""), "empty"),
+        (("generate", "DIR", "hi", "-m", "0"), "max_new_tokens=0"),
+        (("generate", "DIR", "hi", "-m", "-3"), "max_new_tokens=-3"),
+        (("generate", "DIR", "hi", "--temperature", "-1"), "temperature"),
+        (("generate", "DIR", "hi", "--stop", ""), "stop"),
+        (("generate", "DIR", "hi", "--dtype", "int3"), "int3"),
+        (("generate", "DIR", "hi", "--drafter", "medusa"), "medusa"),
+        (("generate", "DIR", "x" * 600, "--raw"), "context"),
+    ],
+)
+def test_bad_input_is_one_clear_line_and_exit_code_1(
+    run: Callable[..., Result], directory: Path, args: tuple[str, ...], said: str
+) -> None:
+    done = run(*(str(directory) if a == "DIR" else a for a in args))
+    assert done.returncode == 1
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "error:" in done.stderr
+
+
+def test_a_draft_model_for_another_vocabulary_is_refused(
+    run: Callable[..., Result], directory: Path, tmp_path: Path
+) -> None:
+    other = tiny_target(vocab_size=80)
+    other.model.save_pretrained(tmp_path)
+    other.tokenizer.save_pretrained(tmp_path)
+    done = run("generate", directory, "hi", "--drafter", tmp_path)
+    assert done.returncode == 1
+    assert "another vocabulary" in done.stderr
