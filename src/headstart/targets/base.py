@@ -67,6 +67,24 @@ class Vocabulary:
             )
 
 
+def first_max(logits_RV: Tensor, block: int = 512) -> Tensor:
+    """`argmax(-1)`, first maximum included, in two stages: the blocks' maxima are vectorised, argmax in bf16 is not.
+
+    Ten times faster on a CPU for 32 rows of 49,152 (`docs/log.md`).
+    """
+    even = logits_RV.shape[1] // block * block
+    if even == 0:
+        return logits_RV.argmax(-1)
+    blocks_RKB = logits_RV[:, :even].unflatten(-1, (-1, block))  # type: ignore[no-untyped-call]
+    best_R = blocks_RKB.amax(-1).argmax(-1)
+    row_R = torch.arange(len(best_R), device=best_R.device)
+    first_R = best_R * block + blocks_RKB[row_R, best_R].argmax(-1)
+    if even == logits_RV.shape[1]:
+        return first_R
+    rest_R = even + logits_RV[:, even:].argmax(-1)
+    return torch.where(logits_RV[row_R, rest_R] > logits_RV[row_R, first_R], rest_R, first_R)
+
+
 class Rows:
     """Next-token logits after each node of a pass, projected only when asked for.
 
@@ -85,7 +103,7 @@ class Rows:
     def argmax_BN(self) -> Tensor:
         """First maximum of every row, in the model's dtype: no softmax and no fp32 copy of `[N, V]`."""
         flat_RD = self.hidden_BND.flatten(0, 1)
-        best = [self.project(part).argmax(-1) for part in torch.split(flat_RD, ARGMAX_ROWS)]
+        best = [first_max(self.project(part)) for part in torch.split(flat_RD, ARGMAX_ROWS)]
         return torch.cat(best).view(self.hidden_BND.shape[:2])
 
     def logits_RNV(self, requests: Sequence[int]) -> Tensor:

@@ -315,18 +315,25 @@ def _quiet() -> Iterator[None]:
 
 def load(path: Path, dtype: str = "auto", device: str = "auto", attention: str | None = None) -> HFTarget:
     """Load a directory of safetensors. Raises BadInput for an unknown dtype, Unsupported for a model that cannot."""
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     if dtype not in ("auto", *DTYPES):
         raise BadInput(f"dtype={dtype!r} is unknown: expected one of auto, {', '.join(DTYPES)}.")
     place = auto_device() if device == "auto" else torch.device(device)
     kind = auto_dtype(place) if dtype == "auto" else DTYPES[dtype]
-    tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
     try:
-        with _quiet():
-            model = AutoModelForCausalLM.from_pretrained(
-                path, dtype=kind, attn_implementation=attention, local_files_only=True, use_safetensors=True
-            )
-    except (ValueError, KeyError, OSError) as error:
+        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
+        model, found = AutoModelForCausalLM.from_pretrained(
+            path,
+            dtype=kind,
+            attn_implementation=attention,
+            local_files_only=True,
+            use_safetensors=True,
+            output_loading_info=True,
+        )
+    except (ValueError, KeyError, OSError, RuntimeError, SafetensorError) as error:
         raise Unsupported(f"transformers cannot load {path} as a causal LM: {error}") from error
+    if missing := sorted(found["missing_keys"]):  # transformers only warns and leaves them random (bugs.md B18)
+        raise Unsupported(f"{path} lacks the weights {missing}; expected a tensor for every parameter. Fetch it again.")
     return HFTarget(model.to(place), tokenizer, path)
