@@ -265,7 +265,7 @@ def test_b20_what_a_packed_head_cannot_do_is_refused_with_the_reason():
 
 def test_b20_a_plain_draft_in_another_dtype_for_a_packed_target():
     target = quantised("llama", torch.bfloat16)
-    drafter = hs.DraftModel(tiny_target(), hs.Chain(depth=3))
+    drafter = hs.DraftModel(tiny_target(), hs.Chain(depth=2))
     assert (target.can.dtype, drafter.model.can.dtype) == (torch.bfloat16, torch.float32)
     accepted = set()
     for ids in prompts(5, seed=23):
@@ -275,7 +275,7 @@ def test_b20_a_plain_draft_in_another_dtype_for_a_packed_target():
         sampled = Sampling(temperature=0.7, seed=1)
         iid = hs.DraftModel(drafter.model, hs.Chain(depth=3, kind=Kind.IID))
         assert len(hs.generate(target, ids, drafter=iid, max_new_tokens=9, sampling=sampled).token_ids) == 9
-    assert {0, 3} <= accepted
+    assert accepted == {0, 1, 2}
 
 
 # --- S03: what is counted ---------------------------------------------------------------------------------------------
@@ -308,7 +308,7 @@ def test_s03_the_figures_add_up(tiny):
 
 def test_s03_pieces_say_what_was_drafted(tiny):
     pieces = list(hs.stream(tiny(), [3, 4], drafter=Mixed(tiny(), 4, PATTERN), max_new_tokens=20))
-    assert [p.accepted for p in pieces] == [0, 0, 4, 2, 1, 4, 0, 0][: len(pieces)]
+    assert [p.accepted for p in pieces] == [0, 0, 4, 2, 1, 4, 0, 1]
     assert all(len(p.token_ids) == p.accepted + 1 for p in pieces)
 
 
@@ -392,7 +392,7 @@ def test_s08_edge_shapes(paths, kind, temperature):
         if not temperature:
             assert [out.token_ids for out in outputs] == [stock(target, ids, count) for ids in ([3], [5, 6, 7])]
     if len(paths) == 64 and kind is not Kind.IID:  # all tokens are tried: one of them is right
-        assert all(min(out.stats.accepted, default=1) >= 0 and max(out.stats.accepted) == 1 for out in outputs)
+        assert all(set(out.stats.accepted) <= {0, 1} and out.stats.accepted.get(0, 0) <= 1 for out in outputs)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])

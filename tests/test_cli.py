@@ -8,11 +8,12 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
 from headstart.cli import main
+from headstart.targets.hf import HFTarget
 from headstart.testing import tiny_target
 
 
@@ -124,3 +125,25 @@ def test_a_draft_model_for_another_vocabulary_is_refused(
     done = run("generate", directory, "hi", "--drafter", tmp_path)
     assert done.returncode == 1
     assert "another vocabulary" in done.stderr
+
+
+def test_ctrl_c_in_mid_stream_keeps_what_was_said(
+    run: Callable[..., Result], directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = run("generate", directory, "hello", "-m", "40", "--dtype", "fp32", "--drafter", "none").stdout
+    extend, calls = HFTarget.extend, []
+
+    def interrupted(self: HFTarget, *args: Any) -> Any:
+        calls.append(1)
+        if len(calls) > 20:
+            raise KeyboardInterrupt
+        return extend(self, *args)
+
+    monkeypatch.setattr(HFTarget, "extend", interrupted)
+    done = run("generate", directory, "hello", "-m", "40", "--dtype", "fp32", "--drafter", "none")
+    assert done.returncode == 130
+    assert "interrupted" in done.stderr
+    assert "Traceback" not in done.stderr
+    said = done.stdout.rstrip("\n")
+    assert len(said) > 5
+    assert whole.startswith(said)

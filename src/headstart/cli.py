@@ -47,9 +47,6 @@ def main() -> None:
     except HeadstartError as error:
         console.print(f"[bold red]error:[/] {error}", highlight=False, soft_wrap=True)
         sys.exit(1)
-    except KeyboardInterrupt:
-        console.print("\ninterrupted", style="yellow")
-        sys.exit(INTERRUPTED)
 
 
 def _version(wanted: bool) -> None:
@@ -65,10 +62,20 @@ def _root(
     pass
 
 
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Ctrl-C ends a command with one line: nothing half-written is left, and what was printed stays."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        Console(stderr=True).print("\ninterrupted", style="yellow")
+        raise typer.Exit(INTERRUPTED) from None
+
+
 @app.command()
 def fetch(target: TargetArg) -> None:
     """Bring a target into the user cache and print its directory."""
-    with _progress() as report:
+    with _interruptible(), _progress() as report:
         from headstart.targets.resolve import resolve
 
         print(resolve(target, report))
@@ -95,10 +102,11 @@ def generate(
     from headstart.sampling import Sampling
 
     how = Sampling(temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, stop=stop or ())
-    model = _load(target, dtype)
     text = sys.stdin.read() if prompt == "-" else prompt
-    asked: Any = text if raw or not model.tokenizer.chat_template else [{"role": "user", "content": text}]
-    answers = _answer(model, asked, _drafter(drafter, model, dtype), max_new_tokens, how, show, compare)
+    with _interruptible():
+        model = _load(target, dtype)
+        asked: Any = text if raw or not model.tokenizer.chat_template else [{"role": "user", "content": text}]
+        answers = _answer(model, asked, _drafter(drafter, model, dtype), max_new_tokens, how, show, compare)
     if json_file is not None:
         json_file.write_text(json.dumps({n: _record(a) for n, a in answers.items()}, indent=1, ensure_ascii=False))
     if compare and answers["plain"].token_ids != answers["speculative"].token_ids and how.greedy:

@@ -249,7 +249,7 @@ def draws(q_V: Tensor, k: int, without_replacement: bool, coin: Coin) -> list[in
     left_V = q_V.clone()
     out: list[int] = []
     for _ in range(k):
-        if not bool(left_V.sum() > 0):
+        if not bool(left_V.any()):
             left_V = torch.ones_like(q_V)
             left_V[out] = 0
         out.append(coin.draw(left_V))

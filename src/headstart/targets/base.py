@@ -75,7 +75,7 @@ def first_max(logits_RV: Tensor, block: int = 512) -> Tensor:
     even = logits_RV.shape[1] // block * block
     if even == 0:
         return logits_RV.argmax(-1)
-    blocks_RKB = logits_RV[:, :even].unflatten(-1, (-1, block))  # type: ignore[no-untyped-call]
+    blocks_RKB = logits_RV[:, :even].reshape(len(logits_RV), -1, block)
     best_R = blocks_RKB.amax(-1).argmax(-1)
     row_R = torch.arange(len(best_R), device=best_R.device)
     first_R = best_R * block + blocks_RKB[row_R, best_R].argmax(-1)

@@ -324,14 +324,15 @@ def load(path: Path, dtype: str = "auto", device: str = "auto", attention: str |
     kind = auto_dtype(place) if dtype == "auto" else DTYPES[dtype]
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
-        model, found = AutoModelForCausalLM.from_pretrained(
-            path,
-            dtype=kind,
-            attn_implementation=attention,
-            local_files_only=True,
-            use_safetensors=True,
-            output_loading_info=True,
-        )
+        with _quiet():
+            model, found = AutoModelForCausalLM.from_pretrained(
+                path,
+                dtype=kind,
+                attn_implementation=attention,
+                local_files_only=True,
+                use_safetensors=True,
+                output_loading_info=True,
+            )
     except (ValueError, KeyError, OSError, RuntimeError, SafetensorError) as error:
         raise Unsupported(f"transformers cannot load {path} as a causal LM: {error}") from error
     if missing := sorted(found["missing_keys"]):  # transformers only warns and leaves them random (bugs.md B18)
