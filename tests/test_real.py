@@ -132,7 +132,7 @@ def test_greedy_identity(
     if arm.startswith("mixed"):
         assert set(accepted) == set(range(DEPTH + 1))
     if arm.startswith("lookup"):
-        assert accepted[0] and accepted[8] and sum(accepted[k] for k in range(1, 8))
+        assert accepted[0] and max(accepted) >= 8 and sum(accepted[k] for k in range(1, 8))
 
 
 def test_greedy_identity_with_processors(target: Any, prompts: list[list[int]]) -> None:

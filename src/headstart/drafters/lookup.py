@@ -65,19 +65,21 @@ class _Text:
 class PromptLookup:
     """A drafter of n-gram matches over prompt and output.
 
-    depth: tokens drafted per match. min_ngram: shortest suffix that counts as a match; max_ngram: longest
-    compared. branches: 1 drafts a chain; more draft up to that many continuations as one tree of `nodes` nodes.
+    A match of m tokens drafts `growth * m + 1` tokens, `depth` at most: the longer the match, the likelier that it
+    goes on. min_ngram: shortest suffix that counts as a match; max_ngram: longest compared. branches: 1 drafts a
+    chain; more draft up to that many continuations as one tree of `nodes` nodes. Defaults: docs/log.md.
     """
 
-    depth: int = 8
-    min_ngram: int = 2
+    depth: int = 16
+    growth: int = 2
+    min_ngram: int = 1
     max_ngram: int = 16
     branches: int = 1
     nodes: int = 32
 
     def __post_init__(self) -> None:
         """Raises BadInput for settings that can never draft."""
-        for name in ("depth", "min_ngram", "branches", "nodes"):
+        for name in ("depth", "growth", "min_ngram", "branches", "nodes"):
             if getattr(self, name) < 1:
                 raise BadInput(f"PromptLookup({name}={getattr(self, name)}): expected at least 1.")
         if self.max_ngram < self.min_ngram:
@@ -134,11 +136,11 @@ class PromptLookup:
         sprout = Sprout([text.tokens[-1]], [0])
         child: dict[tuple[int, int], int] = {}  # (node, token) -> its child: continuations share prefixes
         branches = 0
-        for _, start in text.matches(self.max_ngram):
+        for match, start in text.matches(self.max_ngram):
             if branches == self.branches:
                 break
             node, grew = 0, False
-            for token in text.continuation(start, min(self.depth, depth)):
+            for token in text.continuation(start, min(self.depth, depth, self.growth * match + 1)):
                 if (node, token) not in child:
                     if len(sprout.tokens) >= min(self.nodes, nodes):
                         return sprout
