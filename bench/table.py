@@ -9,7 +9,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
 START, END = "<!-- table: bench/table.py -->", "<!-- end of table -->"
-NAMES = {"summarization": "summarisation", "rag": "retrieval (RAG)", "math_reasoning": "maths word problems", "qa": "questions"}
+NAMES = {
+    "summarization": "summarisation",
+    "rag": "retrieval (RAG)",
+    "math_reasoning": "maths word problems",
+    "qa": "questions",
+}
 
 
 def table() -> str:

@@ -27,7 +27,7 @@ def alone(target, ids, number, width, **settings):
 def test_b15_each_row_equals_its_own_run(tiny, family, width):
     """Prompts of 1, 3, 9 and 17 tokens; row 2 ends early, inside its first block."""
     target, coverage = tiny(family), Coverage(4)
-    for seed in (3, 5):
+    for seed in (3,):
         texts = [ids[:n] for ids, n in zip(prompts(4, seed=seed, low=17, high=17), (1, 3, 9, 17), strict=True)]
         early = stock(target, texts[2], 2)[1]
         settings = [Sampling(), Sampling(), Sampling(eos=early), Sampling()]
@@ -71,11 +71,11 @@ def test_a_batch_of_64(tiny):
     target, coverage = tiny(), Coverage(4)
     texts = prompts(64, seed=7)
     outputs = coverage.see_steps(
-        hs.stream(target, texts, drafter=Mixed(target, 4, PATTERNS, width=2), max_new_tokens=12)
+        hs.stream(target, texts, drafter=Mixed(target, 4, PATTERNS, width=2), max_new_tokens=9)
     )
     assert len(outputs) == 64
     for ids, out in zip(texts, outputs, strict=True):
-        assert out.token_ids == stock(target, ids, 12)
+        assert out.token_ids == stock(target, ids, 9)
     coverage.demand(distinct=60, ragged=True)
 
 

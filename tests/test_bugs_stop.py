@@ -239,7 +239,7 @@ def test_b04_min_new_tokens(small, depth):
     target, coverage = small(), Coverage()
     coverage.depths = {depth}
     banned = 0
-    for ids in prompts(3, seed=8, low=3):
+    for ids in prompts(2, seed=8, low=3):
         answer = hs.generate(target, ids, max_new_tokens=LENGTH).token_ids
         eos = answer[3]
         for least in (0, 2, 3, 4, 5, 8):

@@ -19,6 +19,7 @@ from headstart.testing.exact import (
     chain_paths,
     emitted_law,
     enumerate_law,
+    loop_law,
     random_table,
     target_law,
     total_variation,
@@ -156,7 +157,7 @@ LAWS = {  # name: (p, q) of a size and a seed
 @pytest.mark.parametrize("laws", LAWS)
 def test_joint_law(verifier, kind, shape, laws):
     """Sizes 3 to 5; three siblings of three tokens exhaust the support, and q with zeros runs out of mass earlier."""
-    sizes = (3, 4, 5) if len(PATHS[shape]) < 5 else (3,) if kind is Kind.IID else (3, 4)
+    sizes = (3, 5) if len(PATHS[shape]) < 5 else (3,) if kind is Kind.IID else (3, 4)
     for seed, size in enumerate(sizes):
         p, q = LAWS[laws](size, seed)
         for merged in (False, True) if kind is Kind.IID else (False,):
@@ -199,6 +200,47 @@ def test_siblings_that_were_drawn_alike_met():
 
 def first_token(walk, tree):
     return tree.tokens[walk.kept[1]] if len(walk.kept) > 1 else walk.next
+
+
+# --- the real loop, every branch of it: drafting, processors, tree, commit, and the token after a full acceptance
+
+DRAWN = {
+    "point chain": hs.Chain(depth=2),
+    "point tree": hs.StaticTree(paths=[(0,), (1,), (0, 0)]),
+    "iid chain": hs.Chain(depth=2, kind=Kind.IID),
+    "iid tree": hs.StaticTree(paths=[(0,), (1,), (1, 0)], kind=Kind.IID),
+    "without replacement": hs.StaticTree(paths=[(0,), (1,), (2,), (0, 0)], kind=Kind.WITHOUT_REPLACEMENT),
+}
+SETTINGS = ({"temperature": 1.0}, {"temperature": 0.7, "top_p": 0.8}, {"temperature": 1.4, "top_k": 2, "min_p": 0.1})
+
+
+def plain_law(p, length, context, temperature, top_p=1.0, top_k=0, min_p=0.0):
+    """What plain sampling gives, from the definitions of the settings."""
+    law = {(): 1.0}
+    for _ in range(length):
+        longer = {}
+        for seen, weight in law.items():
+            row = {x: v ** (1 / temperature) for x, v in enumerate(p.law([*context, *seen]).tolist())}
+            kept, mass, total = {}, 0.0, sum(sorted(row.values())[-top_k:])
+            for x in sorted(row, key=row.get, reverse=True)[: top_k or None]:
+                if mass / total < top_p and row[x] >= min_p * max(row.values()):
+                    kept[x] = row[x]
+                mass += row[x]
+            longer |= {(*seen, x): weight * v / sum(kept.values()) for x, v in kept.items() if v}
+        law = longer
+    return law
+
+
+@VERIFIERS
+@pytest.mark.parametrize("policy", DRAWN)
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_law_of_the_loop(verifier, policy, settings):
+    """The answer's first token comes with the prompt; the next ones are drafted, up to depth 2."""
+    p, q = random_table(3, 1, 5), random_table(3, 1, 6, zeros=0.3)
+    p.table[0] = torch.tensor([0, 1, 0])  # spares two thirds of the branches
+    drafter = hs.DraftModel(q, DRAWN[policy])
+    law = loop_law(p, drafter, verifier, hs.Sampling(**settings), [2, 0], 4)
+    assert total_variation(law, plain_law(p, 4, [2, 0], **settings)) < EXACT
 
 
 # --- wrong rules must be found
@@ -382,7 +424,7 @@ def test_typical_ties_go_to_the_likelier_path():
 
 
 @pytest.mark.parametrize("dtype", (torch.float32, torch.float64))
-def test_typical_sums_log_probabilities(dtype):
+def test_s15_typical_sums_log_probabilities(dtype):
     """bugs.md S15: products of these probabilities underflow and would tie; the second path is likelier."""
     tiny = 1e-30 if dtype == torch.float32 else 1e-200
     p_V = torch.tensor([1.0, tiny, tiny * 10], dtype=dtype)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 
 from headstart.decode import Request, State
 from headstart.drafters.base import Drafter
@@ -38,6 +38,7 @@ class Session:
         self._max_new_tokens = max_new_tokens
         self._state: State | None = None
         self._tokens: list[int] = []  # ids whose caches `_state` holds, in order
+        self._open: Generator[Piece] | None = None  # the turn that is being streamed
         if self._sampling.n > 1:
             raise BadInput(f"A session holds one conversation; n={self._sampling.n} samples do not fit.")
 
@@ -50,15 +51,21 @@ class Session:
         return output
 
     def stream(self, content: str) -> Iterator[Piece]:
-        """As `send`, piece by piece. If it is left early, what was said so far stays in the conversation."""
+        """As `send`, piece by piece. If it is left early, what was said so far stays in the conversation.
+
+        A new turn ends one that is still open: they would write to the same caches.
+        """
+        if self._open is not None:
+            self._open.close()
         messages = [*self.messages, {"role": "user", "content": content}]
         ids = encode(self.target, messages)
         how = resolved(self.target, self._sampling, self._max_new_tokens)
         request = new_request(self.target, ids, how, self._max_new_tokens, 0)
-        self.messages = messages
-        return self._turn(request, ids)
+        self._open = self._turn(request, ids, messages)
+        return self._open
 
-    def _turn(self, request: Request, ids: list[int]) -> Iterator[Piece]:
+    def _turn(self, request: Request, ids: list[int], messages: list[Message]) -> Generator[Piece]:
+        self.messages = messages
         job = Job(self.target, self._drafter, self._verifier, [request], [[0]], True)
 
         def keep(state: State) -> None:

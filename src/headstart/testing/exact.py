@@ -16,7 +16,11 @@ import torch
 from torch import Tensor
 
 from headstart.core import Kind
-from headstart.sampling import Coin, draws
+from headstart.decode import Request, decode
+from headstart.drafters.base import Drafter
+from headstart.sampling import Coin, History, Sampling, draws
+from headstart.stopping import Stop
+from headstart.targets.base import Target
 from headstart.targets.table import TableTarget
 from headstart.tree import from_paths
 from headstart.verify.base import Candidates, Verifier
@@ -162,6 +166,24 @@ def emitted_law(
         for rest, chance in target_law(p, length - len(block), [*context, *block]).items():
             law[(block + rest)[:length]] += weight * chance
     return dict(law)
+
+
+def loop_law(
+    target: Target, drafter: Drafter, verifier: Verifier, sampling: Sampling, prompt: Sequence[int], length: int
+) -> Law:
+    """The joint law of the first `length` tokens that the decoding loop itself emits: processors, caches and all.
+
+    Expects bad words and EOS of `sampling` as token ids.
+    """
+
+    def run(coin: Coin) -> tuple[int, ...]:
+        stop = Stop(sampling.eos_ids, sampling.stop, length, target.tokenizer)
+        request = Request(sampling, History(prompt), coin, stop)
+        for _ in decode(target, [request], drafter, verifier):
+            pass
+        return tuple(request.history.output)
+
+    return enumerate_law(run)
 
 
 def target_law(p: TableTarget, length: int, context: Sequence[int] = (0,)) -> Law:
