@@ -1,5 +1,6 @@
 """Greedy identity on SmolLM2-135M-Instruct in fp32: 30 packaged prompts x 96 tokens, every arm against
-transformers `generate()`. Batch 4 (plain: 15) runs all prompts, batch 1 every fifth one; `make test-all` runs all of both.
+transformers `generate()`. Batch 4 (plain: 15) runs all prompts, batch 1 every fifth one; `make test-all` runs all of
+both.
 """
 
 from __future__ import annotations
