@@ -610,3 +610,10 @@ def test_processors_run_on_visited_rows_only(tiny, monkeypatch, how, verifier):
     visited = 1 + sum((taken + 1) * count for taken, count in out.stats.accepted.items())
     assert len(calls) == visited
     assert out.stats.drafted > 3 * visited
+
+
+@pytest.mark.parametrize("temperature", [1e-30, 1e-38, 1e-3])
+def test_a_tiny_temperature_is_the_argmax(temperature: float) -> None:
+    logits = torch.tensor([3.0, 90.0, -50.0, 89.0])
+    p = law(logits, Sampling(temperature=temperature), History([1]), [])
+    assert p.tolist() == [0, 1, 0, 0]

@@ -248,6 +248,7 @@ def _record(output: Output) -> dict[str, Any]:
         "drafted": stats.drafted,
         "prompt_tokens": stats.prompt_tokens,
         "seconds": stats.seconds,
+        "verifier": stats.verifier,
     }
 
 

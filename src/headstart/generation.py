@@ -24,7 +24,7 @@ class Stats:
 
     passes: target passes after the prompt's. accepted: histogram, `accepted[k]` steps took k drafted tokens.
     seconds: wall time of the whole call, shared by the batch. prompt_tokens: tokens of the prompt;
-    reused_tokens: how many of them stood in a cache already.
+    reused_tokens: how many of them stood in a cache already. verifier: its name; a lossy one says so in it.
     """
 
     passes: int
@@ -34,6 +34,7 @@ class Stats:
     prompt_tokens: int
     reused_tokens: int
     seconds: float
+    verifier: str
 
     @property
     def tokens_per_step(self) -> float:
@@ -191,7 +192,9 @@ def run(job: Job, state: State | None = None, keep: Callable[[State], None] | No
             tally, request = tallies[emission.request], job.requests[emission.request]
             tally.add(emission, step.drafted)
             text = request.stop.piece()
-            output = tally.output(request, time.perf_counter() - started) if request.stop.reason else None
+            output = None
+            if request.stop.reason is not None:
+                output = tally.output(request, time.perf_counter() - started, job.verifier.name)
             accepted = len(emission.kept) - 1 if step.drafted else 0
             logprobs = tally.logprobs[-len(emission.tokens) :] if request.sampling.logprobs else []
             yield Piece(text, emission.request, emission.tokens, accepted, logprobs, output)
@@ -215,7 +218,7 @@ class _Tally:
         for token, (logprob, top) in zip(emission.tokens, emission.logprobs, strict=False):
             self.logprobs.append(TokenLogprob(token, logprob, top))
 
-    def output(self, request: Request, seconds: float) -> Output:
+    def output(self, request: Request, seconds: float, verifier: str) -> Output:
         assert request.stop.reason is not None
         ids = request.history.output
         stats = Stats(
@@ -226,6 +229,7 @@ class _Tally:
             prompt_tokens=len(request.history.prompt),
             reused_tokens=self.reused,
             seconds=seconds,
+            verifier=verifier,
         )
         logprobs = self.logprobs if request.sampling.logprobs else None
         return Output(request.stop.text, list(ids), request.stop.reason, stats, logprobs)

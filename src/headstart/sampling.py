@@ -101,7 +101,7 @@ def _check(s: Sampling) -> None:
         (s.seed is None or s.seed >= 0, "seed", s.seed, "None or a whole number >= 0"),
         (all(s.stop), "stop", list(s.stop), "strings of at least one character (an empty one matches at once)"),
         (all(s.bad_words), "bad_words", list(s.bad_words), "non-empty words"),
-        (all(b == b for b in s.logit_bias.values()), "logit_bias", dict(s.logit_bias), "numbers, not NaN"),
+        (all(b < float("inf") for b in s.logit_bias.values()), "logit_bias", dict(s.logit_bias), "numbers or -inf"),
     ]
     for holds, name, seen, expected in rules:
         if not holds:
@@ -206,7 +206,8 @@ def law(logits_V: Tensor, sampling: Sampling, history: History, path: Sequence[i
     score_V = scores(logits_V, sampling, history, path)
     if sampling.greedy:
         return torch.nn.functional.one_hot(score_V.argmax(), len(score_V)).to(score_V)
-    p_V = truncated_softmax(score_V / sampling.temperature, sampling)
+    # minus the maximum first: a tiny temperature must not overflow
+    p_V = truncated_softmax((score_V - score_V.max()) / sampling.temperature, sampling)
     if not bool(p_V.isfinite().all()):
         raise BadInput("The processors leave no token with a finite score; relax logit_bias, bad_words or min_p.")
     return p_V
