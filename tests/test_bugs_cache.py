@@ -227,7 +227,8 @@ def test_b13_across_the_window_border(name, attention):
         ids = prompts(1, seed=length, low=length, high=length)[0]
         reference = stock(target, ids, 40)
         assert hs.generate(target, ids, max_new_tokens=40).token_ids == reference
-        for first in range(5):  # behind a prompt of 5, node 3 of the first block stands on position 8
+        # behind a prompt of 5, node 3 of the first block stands on position 8
+        for first in range(5 if length == 5 else 2):
             drafter = Mixed(target, 4, [first, 4, 0, 3, 1], width=1 if (first + length) % 2 else 3)
             out = hs.generate(target, ids, drafter=drafter, max_new_tokens=40)
             assert out.token_ids == reference
@@ -261,7 +262,7 @@ def test_b13_a_tree_deeper_than_the_window(name):
 CONTEXT = 64
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3", "gpt2"])
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_b14_the_last_block_fits_into_the_context(tiny, family):
     """A tree of 26 nodes and depth 5, everything accepted, from every distance to the limit."""
     target, coverage = tiny(family, max_positions=CONTEXT), Coverage(5)

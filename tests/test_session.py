@@ -58,7 +58,7 @@ def test_each_turn_equals_a_fresh_run_and_runs_only_what_is_new(tiny, monkeypatc
         coverage.demand()
 
 
-@pytest.mark.parametrize("name", drafters())
+@pytest.mark.parametrize("name", ["none", "lookup", "mixed tree", "model", "stranger"])
 def test_a_template_that_rewrites_history(tiny, monkeypatch, name):
     """It counts the messages and drops earlier answers up to a letter: little is shared, the answers are right."""
     target = tiny()
@@ -103,13 +103,13 @@ def test_history_rewritten_to_something_shorter(tiny):
 def test_other_families(family):
     """Sliding windows: the cache must give back what lies behind the window."""
     target, coverage = tiny_target(family), Coverage(4)
-    session = hs.Session(target, drafter=Mixed(target, 4, [0, 4, 2, 1, 4]), max_new_tokens=LENGTH)
+    session = hs.Session(target, drafter=Mixed(target, 4, [0, 4, 2, 1, 4]), max_new_tokens=40)
     for turn in TURNS:
-        fresh = hs.generate(target, [*session.messages, {"role": "user", "content": turn}], max_new_tokens=LENGTH)
+        fresh = hs.generate(target, [*session.messages, {"role": "user", "content": turn}], max_new_tokens=40)
         out = session.send(turn)
         assert out.token_ids == fresh.token_ids
         coverage.see(out)
-    coverage.demand(distinct=10)
+    coverage.demand()
 
 
 @pytest.mark.parametrize("kind", [Kind.POINT, Kind.IID])
