@@ -67,22 +67,10 @@ class Vocabulary:
             )
 
 
-def first_max(logits_RV: Tensor, block: int = 512) -> Tensor:
-    """`argmax(-1)`, first maximum included, in two stages: the blocks' maxima are vectorised, argmax in bf16 is not.
-
-    Ten times faster on a CPU for 32 rows of 49,152 (`docs/log.md`).
-    """
-    even = logits_RV.shape[1] // block * block
-    if even == 0:
-        return logits_RV.argmax(-1)
-    blocks_RKB = logits_RV[:, :even].reshape(len(logits_RV), -1, block)
-    best_R = blocks_RKB.amax(-1).argmax(-1)
-    row_R = torch.arange(len(best_R), device=best_R.device)
-    first_R = best_R * block + blocks_RKB[row_R, best_R].argmax(-1)
-    if even == logits_RV.shape[1]:
-        return first_R
-    rest_R = even + logits_RV[:, even:].argmax(-1)
-    return torch.where(logits_RV[row_R, rest_R] > logits_RV[row_R, first_R], rest_R, first_R)
+def first_max(logits_RV: Tensor) -> Tensor:
+    """`argmax(-1)`, first maximum included. On a CPU `max` is vectorised in bf16 and `argmax` is not: five times faster
+    for 32 rows of 49,152 (docs/log.md)."""
+    return logits_RV.max(-1).indices
 
 
 class Rows:

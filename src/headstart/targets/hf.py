@@ -67,10 +67,10 @@ class HFTarget:
         """A cache with nothing committed."""
         return TreeCache(self.config.num_hidden_layers, n_requests)
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def extend(self, cache: TreeCache, token_BN: Tensor, tree: Tree, needs: Taps) -> tuple[Rows, Features]:
-        """One pass; see `Target.extend`."""
-        cache.reserve(token_BN.shape[1], self.device)
+        """One pass; see `Target.extend`. What it returns are inference tensors: clone them to train on them."""
+        cache.reserve(token_BN.shape[1])
         start_B1 = torch.tensor(cache.lengths, device=self.device)[:, None]
         # padding beside a row that is at the end of the context must not ask for a position beyond it
         position_BN = (start_B1 + tree.depth_BN).clamp(max=self._max_positions - 1)
@@ -105,7 +105,7 @@ class HFTarget:
         """Through the module, never `.weight`: Gemma scales inside it, packed weights have no plain rows."""
         return cast(Tensor, self.model.get_input_embeddings()(token))
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def project(self, hidden_RD: Tensor) -> Tensor:
         """LM head with soft-cap, `[R, D] -> [R, V]`; the final norm has run already."""
         logits_RV = self.head(hidden_RD)
@@ -173,7 +173,7 @@ class HFTarget:
         weight = getattr(self.head, "weight", None)
         return int(weight.shape[0]) if weight is not None else int(self.config.vocab_size)
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def _probe(self) -> Capabilities:
         """Ask the model itself: does it follow a tree mask with explicit positions, and our cache?
 

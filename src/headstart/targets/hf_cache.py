@@ -7,6 +7,7 @@ holds its committed tokens in slots `0 .. lengths[b]`, the nodes of the current 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,6 +16,18 @@ from transformers.cache_utils import Cache
 from headstart.errors import Unsupported
 
 GROWTH = 256  # slots are added in steps of this many, and at least doubled
+
+
+class _Pass(NamedTuple):
+    """Where one pass writes and what it reads, per layer; slots are given where requests differ in length."""
+
+    shape: torch.Size
+    keys: tuple[Tensor, ...]
+    values: tuple[Tensor, ...]
+    new_keys: tuple[Tensor, ...]
+    new_values: tuple[Tensor, ...]
+    row_B1: Tensor | None
+    slot_BN: Tensor | None
 
 
 class TreeCache(Cache):  # type: ignore[misc]
@@ -26,44 +39,52 @@ class TreeCache(Cache):  # type: ignore[misc]
         self.lengths: list[int] = [0] * n_requests
         self.buffer: Tensor | None = None
         self._width = 0  # nodes of the pass being written
-        self._slot_BN: Tensor | None = None  # their slots, where requests differ in length
+        self._pass: _Pass | None = None
 
     @property
     def uniform(self) -> bool:
         """True if all requests have the same length: slots are then one slice."""
         return len(set(self.lengths)) == 1
 
-    def reserve(self, width: int, device: torch.device) -> None:
+    def reserve(self, width: int) -> None:
         """Announce a pass of `width` nodes; called before the model runs."""
         self._width = width
-        self._slot_BN = None
-        if not self.uniform:
-            start_B = torch.tensor(self.lengths, device=device)
-            self._slot_BN = start_B[:, None] + torch.arange(width, device=device)
+        self._pass = None
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
         """Write this pass's keys and values `[B, H, N, D]` of one layer; return all slots up to its end."""
-        end = max(self.lengths) + self._width
-        kv = self._room(end, key_states, value_states)[:, layer_idx]
-        if self._slot_BN is None:
-            start = self.lengths[0]
-            kv[0, :, :, start:end] = key_states
-            kv[1, :, :, start:end] = value_states
-        else:
-            row_B1 = torch.arange(len(self.lengths), device=kv.device)[:, None]
-            kv[0, row_B1, :, self._slot_BN] = key_states.transpose(1, 2)
-            kv[1, row_B1, :, self._slot_BN] = value_states.transpose(1, 2)
-        return kv[0, :, :, :end], kv[1, :, :, :end]
-
-    def _room(self, end: int, key: Tensor, value: Tensor) -> Tensor:
-        """The buffer, grown if needed. New slots are zero: masked slots must not hold NaN."""
-        if key.shape != value.shape or (self.buffer is not None and self.buffer.shape[-1] != key.shape[-1]):
+        now = self._pass = self._pass or self._prepared(key_states)
+        if key_states.shape != now.shape or value_states.shape != now.shape:
             raise Unsupported(
-                f"The target's layers have key/value shapes that differ ({tuple(key.shape)} and {tuple(value.shape)}); "
-                "headstart's cache needs one shape for all layers."
+                f"The target's layers have key/value shapes that differ ({tuple(now.shape)}, then "
+                f"{tuple(key_states.shape)} and {tuple(value_states.shape)}); headstart's cache needs one for all."
             )
+        keys, values = now.keys[layer_idx], now.values[layer_idx]
+        if now.slot_BN is None:
+            now.new_keys[layer_idx].copy_(key_states)
+            now.new_values[layer_idx].copy_(value_states)
+        else:
+            keys[now.row_B1, :, now.slot_BN] = key_states.transpose(1, 2)
+            values[now.row_B1, :, now.slot_BN] = value_states.transpose(1, 2)
+        return keys, values
+
+    def _prepared(self, key: Tensor) -> _Pass:
+        """Views of all layers at once: slicing them one by one costs as much as the copies."""
+        start, end = self.lengths[0], max(self.lengths) + self._width
+        buffer = self._room(end, key)
+        keys, values = (x.unbind(0) for x in buffer[..., :end, :].unbind(0))
+        if self.uniform:
+            new_keys, new_values = (x.unbind(0) for x in buffer[..., start:end, :].unbind(0))
+            return _Pass(key.shape, keys, values, new_keys, new_values, None, None)
+        row_B1 = torch.arange(len(self.lengths), device=key.device)[:, None]
+        start_B1 = torch.tensor(self.lengths, device=key.device)[:, None]
+        slot_BN = start_B1 + torch.arange(self._width, device=key.device)
+        return _Pass(key.shape, keys, values, (), (), row_B1, slot_BN)
+
+    def _room(self, end: int, key: Tensor) -> Tensor:
+        """The buffer, grown if needed. New slots are zero: masked slots must not hold NaN."""
         old = self.buffer
         if old is not None and old.shape[4] >= end:
             return old
@@ -74,6 +95,7 @@ class TreeCache(Cache):  # type: ignore[misc]
             self.buffer[:, :, :, :, : old.shape[4]] = old
         return self.buffer
 
+    @torch.inference_mode()
     def keep(self, kept: Sequence[Sequence[int]]) -> None:
         """Move the kept nodes of each request to the slots behind its committed tokens and count them."""
         if self.buffer is not None and any(tuple(k) != tuple(range(len(k))) for k in kept):
@@ -87,6 +109,7 @@ class TreeCache(Cache):  # type: ignore[misc]
             self.buffer.scatter_(4, goal, self.buffer.gather(4, source))
         self.lengths = [n + len(k) for n, k in zip(self.lengths, kept, strict=True)]
 
+    @torch.inference_mode()
     def rows(self, requests: Sequence[int]) -> None:
         """Keep only these requests."""
         self.lengths = [self.lengths[r] for r in requests]
