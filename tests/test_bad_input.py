@@ -320,3 +320,8 @@ def test_a_stream_can_be_left_and_the_target_used_again(tiny, monkeypatch, name)
     assert [out.token_ids for out in hs.generate(target, text, drafter=drafter, max_new_tokens=16)] == expected
     next(stream)  # two streams may also take turns
     stream.close()
+
+
+def test_a_drafter_named_by_a_string() -> None:
+    with pytest.raises(BadInput, match="PromptLookup"):
+        hs.generate(tiny_target(), "hello", drafter="lookup")

@@ -18,7 +18,7 @@ from headstart.core import Budget, Committed, Features, Kind, Taps
 from headstart.errors import BadInput
 from headstart.sampling import Coin, History, Sampling, at_least_fp32, draws, law, scores, truncated_softmax
 from headstart.targets.base import Rows
-from headstart.testing import Mixed, Oracle, table_target
+from headstart.testing import Mixed, Oracle, table_target, tiny_target
 from headstart.testing.exact import enumerate_law, loop_law, random_table, total_variation
 from headstart.tree import chain
 from headstart.verify import base as verify_base
@@ -329,7 +329,8 @@ def test_b05_the_reported_q_is_the_law_of_the_draws(warp, bf16):
         assert row.dtype == (torch.float32 if bf16 else torch.float64)
         assert all(torch.equal(row, other) for other in reported)
         expected = truncated_softmax(model_logits(model, 5) / warp["temperature"], Sampling(**warp))
-        torch.testing.assert_close(row, expected, atol=0, rtol=0)
+        close = 1e-6 if bf16 else 1e-14
+        torch.testing.assert_close(row, expected, atol=close, rtol=close)
         assert int((row > 0).sum()) >= 2
         again = row if kind is Kind.IID else 1 - row[:, None]
         joint = row[:, None] * (again[None] if kind is Kind.IID else row[None] / again)
@@ -617,3 +618,11 @@ def test_a_tiny_temperature_is_the_argmax(temperature: float) -> None:
     logits = torch.tensor([3.0, 90.0, -50.0, 89.0])
     p = law(logits, Sampling(temperature=temperature), History([1]), [])
     assert p.tolist() == [0, 1, 0, 0]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_bias_that_bans_everything_is_an_error_at_any_temperature(temperature: float) -> None:
+    target = tiny_target(vocab_size=20)
+    how = Sampling(temperature=temperature, logit_bias=dict.fromkeys(range(20), float("-inf")))
+    with pytest.raises(BadInput, match="leave no token"):
+        hs.generate(target, [1, 2, 3], sampling=how, max_new_tokens=4)

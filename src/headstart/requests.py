@@ -28,6 +28,10 @@ Batch = list[str] | list[list[Message]] | list[list[int]]
 def pair(target: Target, drafter: Drafter | None, verifier: Verifier | None) -> tuple[Drafter, Verifier]:
     """Check that the pieces fit before any work is done; pick an exact verifier if none is given."""
     target.can.demand("rollback", "Decoding with headstart")
+    if isinstance(drafter, str):
+        raise BadInput(
+            f"drafter={drafter!r} is a string; expected a drafter such as headstart.PromptLookup(), or None."
+        )
     drafter = drafter or Plain()
     if drafter.shape is Shape.TREE:
         target.can.demand("tree", "Verifying a tree")

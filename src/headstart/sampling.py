@@ -205,12 +205,22 @@ def law(logits_V: Tensor, sampling: Sampling, history: History, path: Sequence[i
     """
     score_V = scores(logits_V, sampling, history, path)
     if sampling.greedy:
-        return torch.nn.functional.one_hot(score_V.argmax(), len(score_V)).to(score_V)
-    # minus the maximum first: a tiny temperature must not overflow
-    p_V = truncated_softmax((score_V - score_V.max()) / sampling.temperature, sampling)
-    if not bool(p_V.isfinite().all()):
-        raise BadInput("The processors leave no token with a finite score; relax logit_bias, bad_words or min_p.")
-    return p_V
+        return torch.nn.functional.one_hot(torch.tensor(best(score_V)), len(score_V)).to(score_V)
+    best(score_V)
+    return tempered(score_V, sampling)
+
+
+def best(score_V: Tensor) -> int:
+    """The first maximum; raises BadInput if the processors have banned every token."""
+    top, token = score_V.max(0)
+    if not float(top) > NEVER:
+        raise BadInput("The processors leave no token that may be said next; relax logit_bias or bad_words.")
+    return int(token)
+
+
+def tempered(score_V: Tensor, sampling: Sampling) -> Tensor:
+    """The law at a temperature above 0: minus the maximum first, so that a tiny temperature does not overflow."""
+    return truncated_softmax((score_V - score_V.max()) / sampling.temperature, sampling)
 
 
 def truncated_softmax(score_V: Tensor, sampling: Sampling) -> Tensor:

@@ -16,7 +16,7 @@ from headstart.core import Budget, Committed, Draft, Kind, Shape, Taps
 from headstart.errors import BadInput
 from headstart.policies.base import Growing, Policy
 from headstart.policies.chain import Chain
-from headstart.sampling import Coin, Sampling, at_least_fp32, draws, truncated_softmax
+from headstart.sampling import Coin, Sampling, at_least_fp32, draws, tempered
 from headstart.targets.base import Rows, Target, prefill
 from headstart.tree import from_parents
 
@@ -145,7 +145,7 @@ class DraftModel:
         q_BWV = torch.zeros_like(logits_BWV)
         for b, (how, coin) in enumerate(zip(sampling, coins, strict=True)):
             for w in range(width if drawing[b] else 0):
-                q_BWV[b, w] = truncated_softmax(logits_BWV[b, w] / how.temperature, how)
+                q_BWV[b, w] = tempered(logits_BWV[b, w], how)
                 drawn = draws(q_BWV[b, w].cpu(), k, self.kind is Kind.WITHOUT_REPLACEMENT, coin)
                 token_BWK[b, w] = torch.tensor(drawn, device=token_BWK.device)
         return token_BWK, q_BWV

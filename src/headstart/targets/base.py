@@ -21,7 +21,9 @@ ARGMAX_ROWS = 256  # rows projected at once: bounds the [rows, V] scratch of a b
 class Capabilities:
     """What a target can do. Asked for before work starts; `reasons` says why something is missing.
 
-    max_positions: longest sequence, prompt and answer together. max_nodes: draft nodes per pass.
+    max_positions: longest sequence, prompt and answer together. max_nodes: draft nodes per pass. same_bits: a chain
+    at batch 1 gave the same bits as its tokens one by one (tried when the model was loaded), so greedy text is that of
+    plain decoding in this dtype, not only in fp32.
     """
 
     tree: bool
@@ -33,6 +35,7 @@ class Capabilities:
     max_nodes: int
     max_batch: int
     dtype: torch.dtype
+    same_bits: bool = False
     reasons: dict[str, str] = field(default_factory=dict)
 
     def demand(self, name: str, purpose: str) -> None:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from headstart.core import Features, Taps
 from headstart.errors import BadInput, Unsupported
+from headstart.targets import hf_attention
 from headstart.targets.base import Capabilities, Rows, Vocabulary
 from headstart.targets.hf_cache import TreeCache
 from headstart.tree import Tree, chain, from_parents
@@ -61,6 +62,9 @@ class HFTarget:
         self._window = _Windows(self.config)
         self._max_positions = int(getattr(self.config, "max_position_embeddings", 0) or 2**31)
         self._sdpa = self.config._attn_implementation == "sdpa"
+        self._per_node = self._sdpa and hf_attention.wanted(self.model.dtype, self.device)
+        if self._per_node:
+            self.model.set_attn_implementation(hf_attention.NAME)
         self.can = self._probe()
 
     def empty(self, n_requests: int) -> TreeCache:
@@ -70,20 +74,25 @@ class HFTarget:
     @torch.inference_mode()
     def extend(self, cache: TreeCache, token_BN: Tensor, tree: Tree, needs: Taps) -> tuple[Rows, Features]:
         """One pass; see `Target.extend`. What it returns are inference tensors: clone them to train on them."""
-        cache.reserve(token_BN.shape[1])
+        n_nodes = token_BN.shape[1]
+        exact = self._per_node and len(token_BN) == 1 and n_nodes <= hf_attention.NODES
+        if exact and n_nodes == 1:  # one row takes another matmul kernel than several: run it twice, keep the first
+            token_BN, tree = token_BN.expand(-1, 2), chain(1, 2, self.device)
+        slots = cache.reserve(token_BN.shape[1], hf_attention.KEYS if exact else 1)
         start_B1 = torch.tensor(cache.lengths, device=self.device)[:, None]
         # padding beside a row that is at the end of the context must not ask for a position beyond it
         position_BN = (start_B1 + tree.depth_BN).clamp(max=self._max_positions - 1)
         with self._caught(needs.layers) as layers:
             out = self.base(
                 input_ids=token_BN,
-                attention_mask=self._mask(cache, tree, position_BN),
+                attention_mask=self._mask(cache, tree, position_BN, slots, exact),
                 position_ids=position_BN,
                 cache=cache,
                 use_cache=True,
             )
-        final_BND = out.last_hidden_state
-        return Rows(final_BND, self.project), Features(final_BND if needs.final else None, tuple(layers()))
+        final_BND = out.last_hidden_state[:, :n_nodes]
+        layers_BND = tuple(layer[:, :n_nodes] for layer in layers())
+        return Rows(final_BND, self.project), Features(final_BND if needs.final else None, layers_BND)
 
     def commit(self, cache: TreeCache, kept: Sequence[Sequence[int]]) -> TreeCache:
         """One gather of the kept path; see `Target.commit`."""
@@ -108,10 +117,12 @@ class HFTarget:
     @torch.inference_mode()
     def project(self, hidden_RD: Tensor) -> Tensor:
         """LM head with soft-cap, `[R, D] -> [R, V]`; the final norm has run already."""
+        if self._per_node and len(hidden_RD) == 1:  # as in `extend`: several rows' kernel also for one
+            return self.project(hidden_RD.expand(2, -1))[:1]
         logits_RV = self.head(hidden_RD)
         return logits_RV if self.cap is None else torch.tanh(logits_RV / self.cap) * self.cap
 
-    def _mask(self, cache: TreeCache, tree: Tree, position_BN: Tensor) -> Any:
+    def _mask(self, cache: TreeCache, tree: Tree, position_BN: Tensor, slots: int, exact: bool) -> Any:
         """What each node sees: all committed slots of its request, and its ancestors in this pass.
 
         None (the causal mask of SDPA itself) where that says the same: a first pass, or one node of one request.
@@ -119,7 +130,7 @@ class HFTarget:
         n_nodes = position_BN.shape[1]
         fresh = max(cache.lengths) == 0
         lone = n_nodes == 1 and cache.uniform
-        plain = self._sdpa and tree.sees_BNN is None and (fresh or lone)
+        plain = self._sdpa and tree.sees_BNN is None and (fresh or lone) and not exact
         end = max(cache.lengths) + n_nodes
         sees_BNS: Tensor | None = None
 
@@ -132,7 +143,8 @@ class HFTarget:
             mask_BNS = sees_BNS
             if window is not None and end > window:
                 mask_BNS = mask_BNS & _within(cache, tree, position_BN, end, window)
-            return self._as_mask(mask_BNS[:, None])
+            padding = slots - mask_BNS.shape[2]
+            return self._as_mask(torch.nn.functional.pad(mask_BNS, (0, padding))[:, None])
 
         return self._window.masks(of)
 
@@ -221,8 +233,26 @@ class HFTarget:
             max_nodes=1024,
             max_batch=64,
             dtype=next(self.model.parameters()).dtype,
+            same_bits=self._per_node and "rollback" not in reasons and self._same_bits(),
             reasons=reasons,
         )
+
+    def _same_bits(self) -> bool:
+        """Does a chain of several nodes give the same bits as its tokens one by one, for a few widths?"""
+        vocab = self._head_rows()
+        token_BN = torch.tensor([[(7 + 31 * i) % vocab for i in range(26)]], device=self.device)
+
+        def states(widths: Sequence[int]) -> Tensor:
+            cache, out = self.empty(1), []
+            for width in widths:
+                run_BN = token_BN[:, cache.lengths[0] : cache.lengths[0] + width]
+                rows, _ = self.extend(cache, run_BN, chain(1, width, self.device), Taps())
+                out.append(self.project(rows.hidden_BND[0]))
+                cache = self.commit(cache, [range(width)])
+            return torch.cat(out[1:])
+
+        one_by_one = states([9, *[1] * 17])
+        return all(torch.equal(one_by_one, states(widths)) for widths in ([9, 17], [9, 2, 10, 5]))
 
 
 class _Windows:

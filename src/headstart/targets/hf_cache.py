@@ -39,6 +39,7 @@ class TreeCache(Cache):  # type: ignore[misc]
         self.lengths: list[int] = [0] * n_requests
         self.buffer: Tensor | None = None
         self._width = 0  # nodes of the pass being written
+        self._end = 0  # slots that the pass is shown; those behind its nodes are masked
         self._pass: _Pass | None = None
 
     @property
@@ -46,10 +47,12 @@ class TreeCache(Cache):  # type: ignore[misc]
         """True if all requests have the same length: slots are then one slice."""
         return len(set(self.lengths)) == 1
 
-    def reserve(self, width: int) -> None:
-        """Announce a pass of `width` nodes; called before the model runs."""
+    def reserve(self, width: int, multiple: int = 1) -> int:
+        """Announce a pass of `width` nodes; returns how many slots it will be shown, a multiple of `multiple`."""
         self._width = width
+        self._end = -(-(max(self.lengths) + width) // multiple) * multiple
         self._pass = None
+        return self._end
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object
@@ -72,9 +75,9 @@ class TreeCache(Cache):  # type: ignore[misc]
 
     def _prepared(self, key: Tensor) -> _Pass:
         """Views of all layers at once: slicing them one by one costs as much as the copies."""
-        start, end = self.lengths[0], max(self.lengths) + self._width
-        buffer = self._room(end, key)
-        keys, values = (x.unbind(0) for x in buffer[..., :end, :].unbind(0))
+        start, end = self.lengths[0], self.lengths[0] + self._width
+        buffer = self._room(self._end, key)
+        keys, values = (x.unbind(0) for x in buffer[..., : self._end, :].unbind(0))
         if self.uniform:
             new_keys, new_values = (x.unbind(0) for x in buffer[..., start:end, :].unbind(0))
             return _Pass(key.shape, keys, values, new_keys, new_values, None, None)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from headstart.core import Draft, Kind, Shape, Walk, Why, to_host
 from headstart.errors import Unsupported
-from headstart.sampling import Coin, History, Sampling, at_least_fp32, law, scores
+from headstart.sampling import Coin, History, Sampling, at_least_fp32, best, law, scores
 from headstart.targets.base import Rows
 
 
@@ -111,7 +111,7 @@ def verify(draft: Draft, rows: Rows, choosers: Sequence[Chooser], verifier: Veri
     trial_BNC, q_row_BN, q_BRV, best_BN, logits_RNV = (next(host) if t is not None else None for t in optional)
     if q_BRV is not None and logits_RNV is not None:  # a drafter never draws the padding rows it lacks (B17)
         q_BRV = torch.nn.functional.pad(q_BRV, (0, logits_RNV.shape[2] - q_BRV.shape[2]))
-    best = best_BN.tolist() if best_BN is not None else None
+    choices = best_BN.tolist() if best_BN is not None else None
     row_of = {b: row for row, b in enumerate(full)}
     trees, walks, logits = [], [], []
     for b, chooser in enumerate(choosers):
@@ -121,8 +121,8 @@ def verify(draft: Draft, rows: Rows, choosers: Sequence[Chooser], verifier: Veri
             None if q_BRV is None or q_row_BN is None else (q_BRV[b], q_row_BN[b].tolist()),
         )  # fmt: skip
         logits_NV = logits_RNV[row_of[b]] if logits_RNV is not None and b in row_of else None
-        if fused[b] and best is not None:
-            walk = greedy_walk(tree, best[b].__getitem__)
+        if fused[b] and choices is not None:
+            walk = greedy_walk(tree, choices[b].__getitem__)
         else:
             assert logits_NV is not None
             walk = _walk(tree, logits_NV, chooser, verifier)
@@ -135,7 +135,7 @@ def verify(draft: Draft, rows: Rows, choosers: Sequence[Chooser], verifier: Veri
 def _walk(tree: Candidates, logits_NV: Tensor, chooser: Chooser, verifier: Verifier) -> Walk:
     sampling, history = chooser.sampling, chooser.history
     if sampling.greedy:
-        return greedy_walk(tree, lambda i: int(scores(logits_NV[i], sampling, history, tree.path(i)).argmax()))
+        return greedy_walk(tree, lambda i: best(scores(logits_NV[i], sampling, history, tree.path(i))))
     return verifier.walk(tree, lambda i: law(logits_NV[i], sampling, history, tree.path(i)), chooser.coin)
 
 
@@ -164,6 +164,6 @@ def _candidates(
 def logprobs_of(logits_V: Tensor, token: int, top: int) -> tuple[float, list[tuple[int, float]]]:
     """The target's log-probability of a token before any processing, and the `top` best with theirs."""
     logp_V = torch.log_softmax(at_least_fp32(logits_V), 0)
-    best = logp_V.topk(min(top, len(logp_V))) if top else None
-    tops = list(zip(best.indices.tolist(), best.values.tolist(), strict=True)) if best else []
+    largest = logp_V.topk(min(top, len(logp_V))) if top else None
+    tops = list(zip(largest.indices.tolist(), largest.values.tolist(), strict=True)) if largest else []
     return float(logp_V[token]), tops
