@@ -22,14 +22,14 @@ def table() -> str:
     lookup = json.loads((ROOT / "docs/results/lookup/smollm2-135m-bf16.json").read_text())
     rows = sorted(lookup["by_category"].items(), key=lambda item: -item[1]["speedup"])
     lines = [
-        "| prompts | tokens per step | speed-up over plain | 95 % interval | plain tokens/s |",
-        "| --- | ---: | ---: | ---: | ---: |",
+        "| prompts | tokens per step | speed-up over plain | 95 % interval | plain tokens/s | same text |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
     ]
     for name, r in [*rows, ("all", lookup["all"])]:
         low, high = r["speedup_interval"]
         lines.append(
             f"| {NAMES.get(name, name)} ({r['prompts']}) | {r['tokens_per_step']:.2f} | {r['speedup']:.2f}x "
-            f"| {low:.2f} to {high:.2f} | {r['plain_tokens_per_s']:.0f} |"
+            f"| {low:.2f} to {high:.2f} | {r['plain_tokens_per_s']:.0f} | {r['identical']} |"
         )
     machine = lookup["environment"]["cpu"]
     lines.append("")
