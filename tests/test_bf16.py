@@ -24,9 +24,9 @@ def test_attention_of_a_node_does_not_depend_on_the_others(keys: int) -> None:
     torch.manual_seed(keys)
     query, key, value = (torch.randn(1, h, n, 64).bfloat16() for h, n in ((9, 33), (3, keys), (3, keys)))
     visible = torch.rand(33, keys) < 0.7
-    full, _ = hf_attention.per_pair(torch.nn.Module(), query, key, value, visible[None, None], scaling=0.125)
+    full, _ = hf_attention.per_node(torch.nn.Module(), query, key, value, visible[None, None], scaling=0.125)
     for n in (1, 2, 9, 17):
-        some, _ = hf_attention.per_pair(
+        some, _ = hf_attention.per_node(
             torch.nn.Module(), query[:, :, :n], key, value, visible[None, None, :n], scaling=0.125
         )
         assert torch.equal(some, full[:, :n])
@@ -43,7 +43,7 @@ def test_padding_keys_changes_nothing() -> None:
     visible = torch.zeros(5, 640, dtype=torch.bool)
     visible[:, :300] = True
     outs = [
-        hf_attention.per_pair(
+        hf_attention.per_node(
             torch.nn.Module(), query, key[:, :, :n], value[:, :, :n], visible[None, None, :, :n], scaling=0.125
         )[0]
         for n in (304, 320, 512, 640)

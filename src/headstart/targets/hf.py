@@ -62,8 +62,8 @@ class HFTarget:
         self._window = _Windows(self.config)
         self._max_positions = int(getattr(self.config, "max_position_embeddings", 0) or 2**31)
         self._sdpa = self.config._attn_implementation == "sdpa"
-        self._per_pair = self._sdpa and hf_attention.wanted(self.model.dtype, self.device)
-        if self._per_pair:
+        self._per_node = self._sdpa and hf_attention.wanted(self.model.dtype, self.device)
+        if self._per_node:
             self.model.set_attn_implementation(hf_attention.NAME)
         self.can = self._probe()
 
@@ -75,7 +75,7 @@ class HFTarget:
     def extend(self, cache: TreeCache, token_BN: Tensor, tree: Tree, needs: Taps) -> tuple[Rows, Features]:
         """One pass; see `Target.extend`. What it returns are inference tensors: clone them to train on them."""
         n_nodes = token_BN.shape[1]
-        exact = self._per_pair and len(token_BN) == 1 and n_nodes <= hf_attention.NODES and tree.sees_BNN is None
+        exact = self._per_node and len(token_BN) == 1 and n_nodes <= hf_attention.NODES and tree.sees_BNN is None
         if exact and n_nodes == 1:  # one row takes another matmul kernel than several: run it twice, keep the first
             token_BN, tree = token_BN.expand(-1, 2), chain(1, 2, self.device)
         slots = cache.reserve(token_BN.shape[1], hf_attention.KEYS if exact else 1)
@@ -117,7 +117,7 @@ class HFTarget:
     @torch.inference_mode()
     def project(self, hidden_RD: Tensor) -> Tensor:
         """LM head with soft-cap, `[R, D] -> [R, V]`; the final norm has run already."""
-        if self._per_pair and len(hidden_RD) == 1:  # as in `extend`: several rows' kernel also for one
+        if self._per_node and len(hidden_RD) == 1:  # as in `extend`: several rows' kernel also for one
             return self.project(hidden_RD.expand(2, -1))[:1]
         logits_RV = self.head(hidden_RD)
         return logits_RV if self.cap is None else torch.tanh(logits_RV / self.cap) * self.cap
@@ -233,7 +233,7 @@ class HFTarget:
             max_nodes=1024,
             max_batch=64,
             dtype=next(self.model.parameters()).dtype,
-            same_bits=self._per_pair and "rollback" not in reasons and self._same_bits(),
+            same_bits=self._per_node and "rollback" not in reasons and self._same_bits(),
             reasons=reasons,
         )
 

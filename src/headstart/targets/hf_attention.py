@@ -1,8 +1,8 @@
 """Attention whose result for a node does not depend on how many nodes share the pass.
 
 On CPUs with bf16 units, `nn.Linear` gives the same bits for a row whatever the number of rows, and SDPA does not: it
-blocks its queries. Here every two nodes are a batch entry of their own, over keys padded to whole vectors, so a chain
-of drafted tokens is computed with the bits of the same tokens one by one, and greedy text in bf16 is that of plain
+blocks its queries. Here every node is a batch entry of its own, over keys padded to whole vectors, so a chain of
+drafted tokens is computed bit for bit as the same tokens one by one, and greedy text in bf16 is that of plain
 decoding. Not for trees: their path tokens sit in other slots, so sums run in another order. See docs/log.md.
 """
 
@@ -16,7 +16,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-NAME = "headstart_per_pair"
+NAME = "headstart_per_node"
 KEYS = 16  # keys are padded to a multiple of this many: whole AVX-512 vectors of fp32 scores
 NODES = 64  # a pass over more nodes (a prompt) is the same in all arms and takes the ordinary way
 
@@ -26,7 +26,7 @@ def wanted(dtype: torch.dtype, device: torch.device) -> bool:
     return device.type == "cpu" and dtype is torch.bfloat16 and torch.cpu._is_avx512_bf16_supported()
 
 
-def per_pair(
+def per_node(
     module: torch.nn.Module,
     query: Tensor,
     key: Tensor,
@@ -36,32 +36,23 @@ def per_pair(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """`[1, H, N, D]` queries over `[1, G, S, D]` keys; two nodes' heads of a group are the query rows of an entry."""
+    """`[1, H, N, D]` queries over `[1, G, S, D]` keys; heads of a group are the query rows of one batch entry."""
     one_request = query.shape[0] == 1 and query.shape[2] <= NODES and key.shape[2] % KEYS == 0
     if not one_request or attention_mask is None or attention_mask.shape[1] != 1:
         out = sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **kwargs)
         return out[0], None
     heads, n_nodes, width = query.shape[1:]
     groups = key.shape[1]
-    pairs = -(-n_nodes // 2)
-    query_NHD, sees_NS = _even(query[0].transpose(0, 1)), _even(attention_mask[0, 0])
-    query_PGRD = query_NHD.view(pairs, 2, groups, heads // groups, width).transpose(1, 2).flatten(2, 3)
-    sees_PRS = sees_NS.view(pairs, 2, 1, -1).expand(-1, -1, heads // groups, -1).flatten(1, 2)
-    out_PGRD = torch.nn.functional.scaled_dot_product_attention(
-        query_PGRD,
-        key.expand(pairs, -1, -1, -1),
-        value.expand(pairs, -1, -1, -1),
-        attn_mask=sees_PRS[:, None],
+    query_NGRD = query[0].transpose(0, 1).reshape(n_nodes, groups, heads // groups, width)
+    out_NGRD = torch.nn.functional.scaled_dot_product_attention(
+        query_NGRD,
+        key.expand(n_nodes, -1, -1, -1),
+        value.expand(n_nodes, -1, -1, -1),
+        attn_mask=attention_mask[0, 0][:, None, None],
         scale=scaling,
     )
-    out_NHD = out_PGRD.unflatten(2, (2, -1)).transpose(1, 2).reshape(2 * pairs, heads, value.shape[-1])  # type: ignore[no-untyped-call]
-    return out_NHD[None, :n_nodes], None
+    return out_NGRD.reshape(1, n_nodes, heads, value.shape[-1]), None
 
 
-def _even(x_N: Tensor) -> Tensor:
-    """The last node twice if their number is odd."""
-    return torch.cat([x_N, x_N[-1:]]) if len(x_N) % 2 else x_N
-
-
-AttentionInterface.register(NAME, per_pair)
+AttentionInterface.register(NAME, per_node)
 AttentionMaskInterface.register(NAME, sdpa_mask)
