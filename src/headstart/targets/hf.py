@@ -1,8 +1,8 @@
 """Any Hugging Face causal LM as a target, through stock transformers code.
 
 No modelling code is copied: the tree travels as a 4-D mask with explicit positions, the cache is ours. Whether a
-model honours both is not looked up by name but probed once when it is loaded. This file and `hf_cache.py` are
-the only ones that call transformers models, so a new release is met here.
+model honours both is not looked up by name but probed once when it is loaded. A new transformers release is met
+in the `hf*.py` files: no others touch its models.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from headstart.errors import BadInput, Unsupported
 from headstart.targets import hf_attention
 from headstart.targets.base import Capabilities, Rows, Vocabulary
 from headstart.targets.hf_cache import TreeCache
+from headstart.targets.hf_mask import Windows, visible, within
 from headstart.tree import Tree, chain, from_parents
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -59,7 +60,7 @@ class HFTarget:
         self.eos = _eos_ids(self.model, tokenizer)
         self.vocabulary = Vocabulary.of(self._head_rows(), _tokens(tokenizer))
         self._layers = _decoder_layers(self.base, self.config.num_hidden_layers)
-        self._window = _Windows(self.config)
+        self._window = Windows(self.config)
         self._max_positions = int(getattr(self.config, "max_position_embeddings", 0) or 2**31)
         self._sdpa = self.config._attn_implementation == "sdpa"
         self._per_node = self._sdpa and hf_attention.wanted(self.model.dtype, self.device)
@@ -139,10 +140,10 @@ class HFTarget:
             if plain and (window is None or end <= window):
                 return None
             if sees_BNS is None:
-                sees_BNS = _visible(cache, tree, position_BN)
+                sees_BNS = visible(cache, tree, position_BN)
             mask_BNS = sees_BNS
             if window is not None and end > window:
-                mask_BNS = mask_BNS & _within(cache, tree, position_BN, end, window)
+                mask_BNS = mask_BNS & within(cache, tree, position_BN, end, window)
             padding = slots - mask_BNS.shape[2]
             return self._as_mask(torch.nn.functional.pad(mask_BNS, (0, padding))[:, None])
 
@@ -212,9 +213,7 @@ class HFTarget:
             tree = from_parents(torch.tensor([[0, 0, 0]], device=self.device))
             rows, _ = self.extend(cache, torch.tensor([[b, c, d]], device=self.device), tree, Taps())
             found = rows.logits_RNV([0])[0, 1:]
-            flat = torch.tensor(
-                [[a, b, c, d]], device=self.device
-            )  # what the last node says if siblings see each other
+            flat = torch.tensor([[a, b, c, d]], device=self.device)  # as if siblings saw each other
             wrong = self.model(input_ids=flat, use_cache=False).logits[0, -1]
             follows = _distance(found[1], expected[1]) < _distance(found[1], wrong)
             if not (follows and all(_close(x, y, spread) for x, y in zip(found, expected, strict=True))):
@@ -253,49 +252,6 @@ class HFTarget:
 
         one_by_one = states([9, *[1] * 17])
         return all(torch.equal(one_by_one, states(widths)) for widths in ([9, 17], [9, 2, 10, 5]))
-
-
-class _Windows:
-    """Which mask argument a model takes: one mask, or one per layer type."""
-
-    def __init__(self, config: Any) -> None:
-        window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
-        types = set(getattr(config, "layer_types", None) or ())
-        self.unknown = sorted(types - {"full_attention", "sliding_attention"})
-        self._by_type = {"full_attention": None, "sliding_attention": window}
-        self._named = "sliding_attention" in types
-        self._single = None if types else window
-
-    def masks(self, of: Callable[[int | None], Tensor | None]) -> Any:
-        if self._named:
-            return {name: of(window) for name, window in self._by_type.items()}
-        return of(self._single)
-
-
-def _visible(cache: TreeCache, tree: Tree, position_BN: Tensor) -> Tensor:
-    """`[B, N, S]`: committed slots of the request, then its own ancestors at their slots."""
-    n_requests, n_nodes = position_BN.shape
-    device = position_BN.device
-    sees_BNN = tree.sees_BNN
-    if sees_BNN is None:
-        sees_BNN = torch.ones(n_nodes, n_nodes, dtype=torch.bool, device=device).tril().expand(n_requests, -1, -1)
-    if cache.uniform:
-        past_BNS = torch.ones(n_requests, n_nodes, cache.lengths[0], dtype=torch.bool, device=device)
-        return torch.cat([past_BNS, sees_BNN], -1)
-    start_B = torch.tensor(cache.lengths, device=device)
-    slot_S = torch.arange(max(cache.lengths) + n_nodes, device=device)
-    mask_BNS = (slot_S < start_B[:, None])[:, None].repeat(1, n_nodes, 1)
-    slot_BN = start_B[:, None] + torch.arange(n_nodes, device=device)
-    return mask_BNS.scatter_(2, slot_BN[:, None].expand(-1, n_nodes, -1), sees_BNN)
-
-
-def _within(cache: TreeCache, tree: Tree, position_BN: Tensor, end: int, window: int) -> Tensor:
-    """`[B, N, S]`: keys fewer than `window` positions behind; a node's position is length + depth, not its slot."""
-    n_requests, n_nodes = position_BN.shape
-    key_BS = torch.arange(end, device=position_BN.device).repeat(n_requests, 1)
-    start_B1 = torch.tensor(cache.lengths, device=position_BN.device)[:, None]
-    key_BS.scatter_(1, start_B1 + torch.arange(n_nodes, device=position_BN.device), start_B1 + tree.depth_BN)
-    return position_BN[:, :, None] - key_BS[:, None] < window
 
 
 def _distance(found: Tensor, expected: Tensor) -> float:
