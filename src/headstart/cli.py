@@ -1,19 +1,19 @@
-"""The command line: fetch, generate, chat. Heavy imports wait until a command runs, so `--help` is instant."""
+"""The command line. Heavy imports wait until a command runs, so `--help` is instant."""
 
 from __future__ import annotations
 
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from headstart import cli_train
 from headstart._version import __version__
+from headstart.cli_common import Dtype, TargetArg, interruptible, load, progress
 from headstart.errors import HeadstartError
 
 if TYPE_CHECKING:
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 app = typer.Typer(
     help="Speculative decoding that never changes an output.", no_args_is_help=True, pretty_exceptions_enable=False
 )
-INTERRUPTED = 130  # the shell's code for Ctrl-C
-
-TargetArg = Annotated[str, typer.Argument(help="Directory, hub id, GGUF file or alias (smollm2-135m).")]
+for command in cli_train.COMMANDS:
+    app.command()(command)
 Tokens = Annotated[int, typer.Option("--max-new-tokens", "-m", help="Longest answer.")]
-Dtype = Annotated[str, typer.Option(help="auto, fp32, bf16 or fp16. Greedy identity is exact in fp32.")]
-DrafterOpt = Annotated[str, typer.Option("--drafter", "-d", help="lookup, none, or a directory of a draft model.")]
+DrafterOpt = Annotated[
+    str, typer.Option("--drafter", "-d", help="lookup, none, or the directory of a head or draft model.")
+]
 Temperature = Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy.")]
 TopP = Annotated[float, typer.Option(help="Nucleus mass.")]
 TopK = Annotated[int, typer.Option(help="0 is off.")]
@@ -62,20 +62,10 @@ def _root(
     pass
 
 
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """Ctrl-C ends a command with one line: nothing half-written is left, and what was printed stays."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        Console(stderr=True).print("\ninterrupted", style="yellow")
-        raise typer.Exit(INTERRUPTED) from None
-
-
 @app.command()
 def fetch(target: TargetArg) -> None:
     """Bring a target into the user cache and print its directory."""
-    with _interruptible(), _progress() as report:
+    with interruptible(), progress() as report:
         from headstart.targets.resolve import resolve
 
         print(resolve(target, report))
@@ -103,8 +93,8 @@ def generate(
 
     how = Sampling(temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, stop=stop or ())
     text = sys.stdin.read() if prompt == "-" else prompt
-    with _interruptible():
-        model = _load(target, dtype)
+    with interruptible():
+        model = load(target, dtype)
         asked: Any = text if raw or not model.tokenizer.chat_template else [{"role": "user", "content": text}]
         answers = _answer(model, asked, _drafter(drafter, model, dtype), max_new_tokens, how, show, compare)
     if json_file is not None:
@@ -132,7 +122,7 @@ def chat(
     from headstart.sampling import Sampling
     from headstart.session import Session
 
-    model = _load(target, dtype)
+    model = load(target, dtype)
     session = Session(
         model,
         drafter=_drafter(drafter, model, dtype),
@@ -156,15 +146,9 @@ def _ask(console: Console) -> str | None:
         return None
 
 
-def _load(target: str, dtype: str) -> HFTarget:
-    with _progress() as report:
-        from headstart.targets.load import load_target
-
-        return load_target(target, dtype=dtype, progress=report)
-
-
 def _drafter(name: str, target: HFTarget, dtype: str) -> Drafter | None:
-    """`none`, `lookup`, or a directory of a small causal LM; the target itself refuses one that does not fit."""
+    """`none`, `lookup`, or a directory of a head or of a small causal LM; the target refuses one that does not fit."""
+    from headstart.checkpoint import is_head, load_head
     from headstart.drafters.draft_model import DraftModel
     from headstart.drafters.lookup import PromptLookup
     from headstart.errors import BadInput
@@ -174,8 +158,13 @@ def _drafter(name: str, target: HFTarget, dtype: str) -> Drafter | None:
     if name == "lookup":
         return PromptLookup()
     if not Path(name).is_dir():
-        raise BadInput(f"--drafter {name!r} is not a directory; expected lookup, none or a draft model's directory.")
-    drafter = DraftModel(_load(name, dtype))
+        raise BadInput(
+            f"--drafter {name!r} is not a directory; expected lookup, none, or the directory of a head or draft model."
+        )
+    if is_head(name):
+        head: Drafter = load_head(name, target)
+        return head
+    drafter = DraftModel(load(name, dtype))
     drafter.check(target)
     return drafter
 
@@ -250,24 +239,3 @@ def _record(output: Output) -> dict[str, Any]:
         "seconds": stats.seconds,
         "verifier": stats.verifier,
     }
-
-
-@contextmanager
-def _progress() -> Iterator[Any]:
-    """A reporter `(message, fraction)` drawn as a bar on standard error; nothing is drawn if nothing is reported."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    bar = Progress(*columns, console=Console(stderr=True), transient=True)
-    task: Any = None
-
-    def report(message: str, fraction: float | None) -> None:
-        nonlocal task
-        if task is None:
-            bar.start()
-            task = bar.add_task(message, total=None)
-        bar.update(task, description=message, completed=fraction or 0, total=None if fraction is None else 1.0)
-
-    try:
-        yield report
-    finally:
-        if task is not None:
-            bar.stop()

@@ -9,10 +9,12 @@ Axis letters, used as suffixes of tensor names in the whole package:
     S  cache slots                   L  decoder layers
     H  key/value heads               W  frontier nodes of one draft level
     K  children asked of a frontier node
+    U  draft vocabulary              F  read-out width
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
@@ -67,6 +69,19 @@ class Features(NamedTuple):
         """Consecutive passes as one, along the token axis."""
         final = None if parts[0].final is None else torch.cat([p.final for p in parts if p.final is not None], 1)
         return Features(final, tuple(torch.cat(layer, 1) for layer in zip(*(p.layers for p in parts), strict=True)))
+
+
+class Readout(NamedTuple):
+    """From a head's features to draft logits: `project` maps `[R, F] -> [R, U]` and is differentiable in the feature.
+
+    `ids_U` are the target ids of the columns, None where column u is id u. `size` is U. `trained`: it has weights of
+    the head's own, which training changes. Soft-cap and scale that belong to the logits are inside.
+    """
+
+    project: Callable[[Tensor], Tensor]
+    size: int
+    ids_U: Tensor | None = None
+    trained: bool = False
 
 
 class Committed(NamedTuple):

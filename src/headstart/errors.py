@@ -4,6 +4,7 @@ HeadstartError
 ├── BadInput        the caller's arguments: prompt, budget, sampling settings, drafter
 ├── Unsupported     the target or a combination of parts cannot do what was asked
 ├── UnknownTarget   no directory, hub id, GGUF file or alias by that name
+├── TrainingStopped a run was interrupted; its state is saved and it can go on
 └── FetchError      a download or a cached file is missing, incomplete or not what it should be
 """
 
@@ -28,3 +29,7 @@ class UnknownTarget(HeadstartError, LookupError):
 
 class FetchError(HeadstartError, OSError):
     """A target could not be fetched, or a cached copy is incomplete or differs from its checksum."""
+
+
+class TrainingStopped(HeadstartError):
+    """Training ended early at the caller's wish, with everything saved."""

@@ -1,4 +1,7 @@
-"""Prompts that ship with the package, written for it: 12 categories, for demos, tests and benches."""
+"""Prompts that ship with the package, written for it: 12 categories, for demos, tests, benches and training.
+
+The held-out ones are what demos and figures use: they are never distilled.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,11 @@ class PackagedPrompt(NamedTuple):
     id: str
     category: str
     messages: list[dict[str, str]]
+    held_out: bool = False
 
 
-def packaged(*categories: str) -> list[PackagedPrompt]:
-    """All packaged prompts, or those of the given categories, in file order."""
+def packaged(*categories: str, held_out: bool = True) -> list[PackagedPrompt]:
+    """The held-out prompts, or with `held_out=False` those to train on, in file order; of these categories or all."""
     text = files("headstart").joinpath("data/prompts.jsonl").read_text(encoding="utf-8")
     rows = [PackagedPrompt(**json.loads(line)) for line in text.splitlines()]
-    return [row for row in rows if not categories or row.category in categories]
+    return [row for row in rows if row.held_out is held_out and (not categories or row.category in categories)]

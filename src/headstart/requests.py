@@ -36,7 +36,7 @@ def pair(target: Target, drafter: Drafter | None, verifier: Verifier | None) -> 
     if drafter.shape is Shape.TREE:
         target.can.demand("tree", "Verifying a tree")
     drafter.check(target)
-    verifier = verifier or (TargetOnly() if drafter.kind is Kind.POINT else Lossless())
+    verifier = verifier or drafter.verifier or (TargetOnly() if drafter.kind is Kind.POINT else Lossless())
     demand_valid(verifier, drafter.kind, drafter.shape)
     return drafter, verifier
 

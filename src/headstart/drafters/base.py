@@ -11,6 +11,7 @@ from torch import Tensor
 from headstart.core import Budget, Committed, Draft, Kind, Shape, Taps
 from headstart.sampling import Coin, Sampling
 from headstart.targets.base import Target
+from headstart.verify.base import Verifier
 
 
 class Drafter(Protocol):
@@ -32,6 +33,11 @@ class Drafter(Protocol):
     @property
     def shape(self) -> Shape:
         """Chain or tree."""
+        ...
+
+    @property
+    def verifier(self) -> Verifier | None:
+        """The verifier to use where the caller names none; None: an exact one for `kind`."""
         ...
 
     def check(self, target: Target) -> None:
@@ -94,6 +100,7 @@ class Plain:
     needs = Taps()
     kind = Kind.POINT
     shape = Shape.CHAIN
+    verifier = None
 
     def __init__(self) -> None:
         self._device = torch.device("cpu")

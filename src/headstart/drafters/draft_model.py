@@ -35,6 +35,7 @@ class DraftModel:
     """
 
     needs = Taps()
+    verifier = None
 
     def __init__(self, model: Target, policy: Policy | None = None) -> None:
         self.model = model

@@ -96,6 +96,11 @@ class PromptLookup:
         return Kind.POINT
 
     @property
+    def verifier(self) -> None:
+        """Any exact one."""
+        return None
+
+    @property
     def shape(self) -> Shape:
         """A chain unless there are branches."""
         return Shape.CHAIN if self.branches == 1 else Shape.TREE

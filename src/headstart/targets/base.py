@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from headstart.core import Features, Taps
+from headstart.core import Features, Readout, Taps
 from headstart.errors import BadInput, Unsupported
 from headstart.tree import Tree, chain
 
@@ -106,12 +106,13 @@ class Rows:
 class Target(Protocol):
     """The model whose output must not change.
 
-    Each target has its own kind of cache, of which others know only `lengths`. Caches are moved, not copied: use
-    only the one returned.
+    `width` is D, that of hidden states. Each target has its own kind of cache, of which others know only `lengths`.
+    Caches are moved, not copied: use only the one returned.
     """
 
     can: Capabilities
     vocabulary: Vocabulary
+    width: int
     device: torch.device
     eos: tuple[int, ...]
     tokenizer: Any
@@ -144,11 +145,24 @@ class Target(Protocol):
         """Input embeddings with the model's own scaling, `[..., D]`."""
         ...
 
+    def readout(self, ids_U: Tensor | None = None) -> Readout:
+        """The LM head, soft-cap included, of all tokens or of these ids; differentiable in its input.
+
+        Raises Unsupported if rows are asked for and the head is packed or wrapped.
+        """
+        ...
+
+    def named_weights(self) -> Iterable[tuple[str, Tensor]]:
+        """All that decides its output, by name, for content hashes."""
+        ...
+
 
 PREFILL_CHUNK = 512  # prompt tokens per pass: bounds activation memory of long prompts
 
 
-def prefill(target: Target, cache: Any, prompts: Sequence[Sequence[int]], needs: Taps) -> tuple[Any, Rows, Features]:
+def prefill(
+    target: Target, cache: Any, prompts: Sequence[Sequence[int]], needs: Taps, chunk: int = PREFILL_CHUNK
+) -> tuple[Any, Rows, Features]:
     """Run and commit the prompts behind whatever is committed already, in chunks; requests are left-aligned.
 
     Returns the cache, the row after each request's last prompt token (`[B, 1]`) and the features of all
@@ -162,8 +176,8 @@ def prefill(target: Target, cache: Any, prompts: Sequence[Sequence[int]], needs:
     token_BT = token_BT.to(target.device)
     last_D: list[Tensor] = [token_BT] * len(prompts)  # replaced below, each prompt ends in some chunk
     tapped: list[Features] = []
-    for start in range(0, longest, PREFILL_CHUNK):
-        part_BA = token_BT[:, start : start + PREFILL_CHUNK]
+    for start in range(0, longest, chunk):
+        part_BA = token_BT[:, start : start + chunk]
         counts = [min(max(n - start, 0), part_BA.shape[1]) for n in lengths]
         rows, features = target.extend(cache, part_BA, chain(len(part_BA), part_BA.shape[1], target.device), needs)
         for request, count in enumerate(counts):

@@ -15,7 +15,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from headstart.core import Features, Taps
+from headstart.core import Features, Readout, Taps
 from headstart.errors import BadInput, Unsupported
 from headstart.targets import hf_attention
 from headstart.targets.base import Capabilities, Rows, Vocabulary
@@ -56,6 +56,7 @@ class HFTarget:
         if self.head is None or self.base is self.model:
             raise Unsupported(f"{type(model).__name__} has no separate LM head; headstart needs a causal LM.")
         self.device = next(self.model.parameters()).device
+        self.width = int(self.config.hidden_size)
         self.cap: float | None = getattr(self.config, "final_logit_softcapping", None)
         self.eos = _eos_ids(self.model, tokenizer)
         self.vocabulary = Vocabulary.of(self._head_rows(), _tokens(tokenizer))
@@ -64,8 +65,8 @@ class HFTarget:
         self._max_positions = int(getattr(self.config, "max_position_embeddings", 0) or 2**31)
         self._sdpa = self.config._attn_implementation == "sdpa"
         self._per_node = self._sdpa and hf_attention.wanted(self.model.dtype, self.device)
-        if self._per_node:
-            self.model.set_attn_implementation(hf_attention.NAME)
+        if self._sdpa and self.device.type == "cpu":
+            self.model.set_attn_implementation(hf_attention.PER_NODE if self._per_node else hf_attention.GROUPED)
         self.can = self._probe()
 
     def empty(self, n_requests: int) -> TreeCache:
@@ -120,8 +121,28 @@ class HFTarget:
         """LM head with soft-cap, `[R, D] -> [R, V]`; the final norm has run already."""
         if self._per_node and len(hidden_RD) == 1:  # as in `extend`: several rows' kernel also for one
             return self.project(hidden_RD.expand(2, -1))[:1]
-        logits_RV = self.head(hidden_RD)
-        return logits_RV if self.cap is None else torch.tanh(logits_RV / self.cap) * self.cap
+        return self._capped(self.head(hidden_RD))
+
+    def readout(self, ids_U: Tensor | None = None) -> Readout:
+        """The LM head as a part that heads borrow, in the model's dtype; chosen rows are copied out once."""
+        dtype = self.can.dtype
+        if ids_U is None:
+            return Readout(lambda hidden_RD: self._capped(self.head(hidden_RD.to(dtype))), self.vocabulary.size)
+        self.can.demand("gather_head_rows", "A trimmed draft vocabulary")
+        index_U = ids_U.to(self.device)
+        weight_UD = self.head.weight.detach()[index_U]
+        bias_U = None if self.head.bias is None else self.head.bias.detach()[index_U]
+        return Readout(
+            lambda h: self._capped(nn.functional.linear(h.to(dtype), weight_UD, bias_U)), len(ids_U), index_U
+        )
+
+    def named_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Parameters and buffers by name; a tied tensor once."""
+        yield from self.model.named_parameters()
+        yield from self.model.named_buffers()
+
+    def _capped(self, logits: Tensor) -> Tensor:
+        return logits if self.cap is None else torch.tanh(logits / self.cap) * self.cap
 
     def _mask(self, cache: TreeCache, tree: Tree, position_BN: Tensor, slots: int, exact: bool) -> Any:
         """What each node sees: all committed slots of its request, and its ancestors in this pass.
@@ -230,7 +251,7 @@ class HFTarget:
             trainable=plain_head,
             max_positions=self._max_positions,
             max_nodes=1024,
-            max_batch=64,
+            max_batch=256,
             dtype=next(self.model.parameters()).dtype,
             same_bits=self._per_node and "rollback" not in reasons and self._same_bits(),
             reasons=reasons,

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import string
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from headstart.core import Features, Taps
+from headstart.core import Features, Readout, Taps
 from headstart.errors import BadInput
 from headstart.targets.base import Capabilities, Rows, Vocabulary
 from headstart.tree import Tree
@@ -63,6 +63,7 @@ class TableTarget:
         self.eos: tuple[int, ...] = ()
         self.tokenizer = Letters(size)
         self.path = None
+        self.width = 1
         self.vocabulary = Vocabulary.of(size, list(self.tokenizer.text))
         self.can = Capabilities(
             tree=True, rollback=True, taps=False, gather_head_rows=False, trainable=False,
@@ -110,6 +111,17 @@ class TableTarget:
     def embed(self, token: Tensor) -> Tensor:
         """A table has no embeddings; one-hot rows stand in for them."""
         return torch.nn.functional.one_hot(token, self.vocabulary.size).double()
+
+    def readout(self, ids_U: Tensor | None = None) -> Readout:
+        """The rows of the table, or those of its columns, as log-probabilities."""
+        size = self.vocabulary.size if ids_U is None else len(ids_U)
+        return Readout(
+            lambda h_R1: self._project(h_R1) if ids_U is None else self._project(h_R1)[:, ids_U], size, ids_U
+        )
+
+    def named_weights(self) -> Iterable[tuple[str, Tensor]]:
+        """The table."""
+        return [("table", self.table)]
 
     def _key(self, context: Sequence[int]) -> tuple[int, ...]:
         tail = tuple(context[-self.order :]) if self.order else ()

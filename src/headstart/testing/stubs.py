@@ -58,6 +58,7 @@ class Mixed:
 
     needs = Taps()
     kind = Kind.POINT
+    verifier = None
 
     def __init__(
         self, target: Target, depth: int, accepts: Sequence[int] | Sequence[Sequence[int]], width: int = 1

@@ -1,0 +1,58 @@
+"""What all commands share: errors as one line, Ctrl-C, progress bars, loading a target."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+if TYPE_CHECKING:
+    from headstart.targets.hf import HFTarget
+
+INTERRUPTED = 130  # the shell's code for Ctrl-C
+
+TargetArg = Annotated[str, typer.Argument(help="Directory, hub id, GGUF file or alias (smollm2-135m).")]
+Dtype = Annotated[str, typer.Option(help="auto, fp32, bf16 or fp16. Greedy identity is exact in fp32.")]
+
+
+@contextmanager
+def interruptible(what: str = "interrupted") -> Iterator[None]:
+    """Ctrl-C ends a command with one line: nothing half-written is left, and what was printed stays."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        Console(stderr=True).print(f"\n{what}", style="yellow")
+        raise typer.Exit(INTERRUPTED) from None
+
+
+@contextmanager
+def progress() -> Iterator[Any]:
+    """A reporter `(message, fraction)` drawn as a bar on standard error; nothing is drawn if nothing is reported."""
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), TimeElapsedColumn())
+    bar = Progress(*columns, console=Console(stderr=True), transient=True)
+    task: Any = None
+
+    def report(message: str, fraction: float | None) -> None:
+        nonlocal task
+        if task is None:
+            bar.start()
+            task = bar.add_task(message, total=None)
+        bar.update(task, description=message, completed=fraction or 0, total=None if fraction is None else 1.0)
+
+    try:
+        yield report
+    finally:
+        if task is not None:
+            bar.stop()
+
+
+def load(target: str, dtype: str) -> HFTarget:
+    """The target, with a bar while it is fetched or converted."""
+    with progress() as report:
+        from headstart.targets.load import load_target
+
+        return load_target(target, dtype=dtype, progress=report)

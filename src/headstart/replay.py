@@ -1,0 +1,138 @@
+"""Tokens per step along stored text: the drafter drafts for real, and the stored greedy text takes the target's part.
+
+Greedy decoding is deterministic, so what a drafted tree would have been accepted for is known without a target pass:
+the path along the text. In the dtype that the text and features were made in, this is what decoding gives.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from headstart.core import Budget, Committed, Features
+from headstart.drafters.base import Drafter
+from headstart.sampling import Coin, Sampling
+
+BATCH = 32  # texts that draft side by side
+
+
+class Spoken(NamedTuple):
+    """A stored answer: `ids[prompt:]` was said by the target; features `[T, D]` of positions from `start` on.
+
+    `start` may not lie behind the prompt's last position.
+    """
+
+    ids: list[int]
+    prompt: int
+    features: Features
+    start: int = 0
+
+
+class Replayed(NamedTuple):
+    """Counts over all texts: steps, tokens emitted after the first of each, and steps by accepted length.
+
+    `per_text` holds (tokens, steps) of each text.
+    """
+
+    steps: int
+    tokens: int
+    accepted: dict[int, int]
+    per_text: list[tuple[int, int]]
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Pooled over texts; 0.0 where no step was needed."""
+        return self.tokens / self.steps if self.steps else 0.0
+
+    def unconditional(self) -> list[float]:
+        """Share of steps that accepted at least d tokens, for d = 1, 2, ..."""
+        deepest = max(self.accepted, default=0)
+        return [sum(n for k, n in self.accepted.items() if k >= d) / self.steps for d in range(1, deepest + 1)]
+
+    def conditional(self) -> list[float]:
+        """Share of the steps that accepted d - 1 tokens or more which also accepted the d-th."""
+        reach = [1.0, *self.unconditional()]
+        return [b / a for a, b in pairwise(reach)]
+
+
+def replay(drafter: Drafter, texts: Sequence[Spoken], max_nodes: int = 1024) -> Replayed:
+    """Draft along every text until its end. Texts of one token have no step."""
+    accepted: Counter[int] = Counter()
+    per_text: list[tuple[int, int]] = []
+    for start in range(0, len(texts), BATCH):
+        for steps in _batch(drafter, texts[start : start + BATCH], max_nodes):
+            accepted.update(steps)
+            per_text.append((sum(steps) + len(steps), len(steps)))
+    return Replayed(
+        steps=sum(accepted.values()),
+        tokens=sum(tokens for tokens, _ in per_text),
+        accepted=dict(sorted(accepted.items())),
+        per_text=per_text,
+    )
+
+
+def _batch(drafter: Drafter, texts: Sequence[Spoken], max_nodes: int) -> list[list[int]]:
+    """Accepted length of every step, per text."""
+    out: list[list[int]] = [[] for _ in texts]
+    alive = [i for i, text in enumerate(texts) if len(text.ids) > text.prompt + 1]
+    if not alive:
+        return out
+    # the prompt is absorbed up to its last token; the answer's first token is the first root
+    state = drafter.start(len(alive))
+    at = {i: texts[i].prompt for i in alive}
+    state = drafter.absorb(state, _committed(texts, {i: (texts[i].start, at[i]) for i in alive}))
+    greedy = Sampling()
+    while alive:
+        budget = Budget([len(texts[i].ids) - at[i] - 2 for i in alive], max_nodes)
+        draft = drafter.draft(state, budget, [greedy] * len(alive), [Coin(0)] * len(alive))
+        rows = zip(draft.token_BN.tolist(), draft.parent_BN.tolist(), draft.valid_BN.tolist(), strict=True)
+        spans = {}
+        for i, (tokens, parents, valid) in zip(alive, rows, strict=True):
+            kept = _walk(tokens, parents, valid, texts[i].ids[at[i] + 1 :])
+            out[i].append(kept)
+            spans[i] = (at[i], at[i] + kept + 1)
+            at[i] += kept + 1
+        going = [n for n, i in enumerate(alive) if at[i] + 1 < len(texts[i].ids)]
+        state = drafter.absorb(state, _committed(texts, spans))
+        if len(going) < len(alive):
+            state = drafter.select(state, going)
+            alive = [alive[n] for n in going]
+    return out
+
+
+def _walk(tokens: list[int], parents: list[int], valid: list[bool], truth: list[int]) -> int:
+    """Tokens of the draft that lie on the text's path."""
+    node = depth = 0
+    for child in range(1, len(tokens)):  # parents come first, so one pass follows the path
+        if valid[child] and parents[child] == node and depth < len(truth) and tokens[child] == truth[depth]:
+            node, depth = child, depth + 1
+    return depth
+
+
+def _committed(texts: Sequence[Spoken], spans: dict[int, tuple[int, int]]) -> Committed:
+    """Positions `[start, end)` of each text as if a target had just committed them; the token at `end` is the root."""
+    tokens = [texts[i].ids[start:end] for i, (start, end) in spans.items()]
+    roots = [texts[i].ids[end] for i, (_, end) in spans.items()]
+    width = max(map(len, tokens))
+
+    def rows(x_TD: Tensor, text: Spoken, start: int, end: int) -> Tensor:
+        part = x_TD[start - text.start : end - text.start]
+        return torch.nn.functional.pad(part, (0, 0, 0, width - len(part)))
+
+    def stack(pick: int | None) -> Tensor:
+        out = []
+        for i, (start, end) in spans.items():
+            source = texts[i].features.final if pick is None else texts[i].features.layers[pick]
+            assert source is not None
+            out.append(rows(source, texts[i], start, end))
+        return torch.stack(out)
+
+    sample = texts[next(iter(spans))].features
+    final = None if sample.final is None else stack(None)
+    return Committed(tokens, roots, [[-1] * len(t) for t in tokens],
+                     Features(final, tuple(stack(n) for n in range(len(sample.layers)))))  # fmt: skip

@@ -1,0 +1,294 @@
+"""The target answers prompts, given or invented: its own greedy text is what a draft head has to guess.
+
+The work is cut into units; each is one file, written whole, so a run can be killed at any moment and goes on where it
+was. Units do not depend on each other's answers: `part=(k, n)` lets n processes or machines share a directory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from headstart.errors import BadInput
+from headstart.prompts import packaged
+from headstart.targets.base import Target
+from headstart.train.files import read_jsonl, same_or_refuse, write_jsonl
+from headstart.train.fingerprint import fingerprint
+from headstart.train.grams import Diversity, Seen, diversity
+from headstart.train.readers import Chat, user_turns
+from headstart.train.rollout import How, rollout
+from headstart.train.selfprompt import Invented, Inventing, invent, keep
+from headstart.train.template import prompt_ids
+
+FORMAT = 1
+Report = Callable[[str, float | None], None]
+Message = dict[str, str]
+
+
+@dataclass
+class Talk:
+    """A conversation to be answered turn by turn. `ids` is a prompt in tokens, for models without chat turns."""
+
+    id: str
+    category: str
+    system: list[Message]
+    turns: list[str]
+    ids: list[int] = field(default_factory=list)
+
+
+class Row(NamedTuple):
+    """One answered turn. `messages` ends with the user's; ids are what the target saw and said."""
+
+    id: str
+    turn: int
+    source: str
+    category: str
+    messages: list[Message]
+    prompt_ids: list[int]
+    response_ids: list[int]
+    ended: str
+
+
+class Source(Protocol):
+    """Where prompts come from. `talks(unit, seen)` is None once there are no more."""
+
+    name: str
+
+    def config(self) -> dict[str, Any]:
+        """What shapes it, for the record that a resumed run is compared with."""
+        ...
+
+    def talks(self, target: Target, unit: int, seen: Seen) -> list[Talk] | None:
+        """The conversations of a unit; None: no more."""
+        ...
+
+    def total(self, part: tuple[int, int]) -> int:
+        """Conversations that this part will answer in all."""
+        ...
+
+
+class Given:
+    """Prompts from files, sorted by length, so that a unit's rows are alike. Packaged held-out prompts, and what shares
+    a run of words with one, are left out unless `held_out` says that these answers are for measuring."""
+
+    def __init__(self, chats: Sequence[Chat], batch: int, name: str = "given", *, held_out: bool = False) -> None:
+        self.name, self.batch = name, batch
+        kept_back = Seen() if held_out else Seen(_text(p.messages) for p in packaged())
+        talks = [Talk(chat.id, chat.category, *user_turns(chat)) for chat in chats if chat.text is None]
+        self.kept = [t for t in talks if t.turns and not kept_back.overlaps("\n".join(t.turns))]
+        self.dropped = len(chats) - len(self.kept)
+        self.kept.sort(key=lambda t: sum(map(len, t.turns)))
+        if not self.kept:
+            raise BadInput("None of the prompts can be answered: they hold no user turn, or are held-out prompts.")
+
+    def config(self) -> dict[str, Any]:
+        """Prompts by digest."""
+        digest = hashlib.sha256(repr([(t.id, t.system, t.turns) for t in self.kept]).encode()).hexdigest()[:16]
+        return {"prompts": digest, "count": len(self.kept), "batch": self.batch}
+
+    def talks(self, target: Target, unit: int, seen: Seen) -> list[Talk] | None:
+        """The next slice."""
+        return self.kept[unit * self.batch : (unit + 1) * self.batch] or None
+
+    def total(self, part: tuple[int, int]) -> int:
+        """An equal share."""
+        return math.ceil(len(self.kept) / part[1])
+
+
+class SelfPrompts:
+    """Prompts that the target invents: `count` of them in all parts together, each part its share."""
+
+    name = "self"
+
+    def __init__(self, count: int, how: Inventing, batch: int) -> None:
+        if count < 1:
+            raise BadInput(f"--self-prompt {count}: expected at least 1 prompt.")
+        self.count, self.how, self.batch = count, how, batch
+        self.dropped: Counter[str] = Counter()
+
+    def config(self) -> dict[str, Any]:
+        """All but the count: a run may be told to go on for longer."""
+        return {"batch": self.batch, "inventing": asdict(self.how)}
+
+    def talks(self, target: Target, unit: int, seen: Seen) -> list[Talk] | None:
+        """Invented, filtered, and unlike anything accepted before in this part."""
+        kept, dropped = keep(invent(target, self.how, self.batch, unit), self.how, seen)
+        self.dropped += dropped
+        return [_talk(prompt, unit, i) for i, prompt in enumerate(kept)]
+
+    def total(self, part: tuple[int, int]) -> int:
+        """An equal share."""
+        return math.ceil(self.count / part[1])
+
+
+def _talk(prompt: Invented, unit: int, number: int) -> Talk:
+    return Talk(f"self-{unit}-{number}", prompt.category, [], [prompt.text], prompt.ids)
+
+
+class Summary(NamedTuple):
+    """What a directory of answers holds."""
+
+    answers: int
+    tokens: int
+    prompt_tokens: int
+    ended: dict[str, int]
+    sources: dict[str, int]
+    categories: dict[str, int]
+    prompts: Diversity
+
+
+def distil(
+    target: Target,
+    source: Source,
+    out: Path,
+    how: How,
+    *,
+    part: tuple[int, int] = (0, 1),
+    report: Report | None = None,
+) -> None:
+    """Answer all prompts of this part into `out`; units that are there already are not answered again.
+
+    Raises BadInput if `out` holds answers of another target or other settings, with the differences.
+    """
+    record = {"format": FORMAT, "target": fingerprint(target), "source": source.name, **source.config(), **asdict(how)}
+    same_or_refuse(out / "distil.json", record, "answers")
+    seen = Seen(_text(p.messages) for p in packaged())
+    clock = _Clock(source.total(part), report)
+    unit = part[0]
+    while clock.done < clock.total:
+        path = out / f"part-{unit:05d}.jsonl"
+        if path.exists():
+            rows = [Row(**row) for row in read_jsonl(path)]
+            for row in rows:
+                seen.add(_text(row.messages))
+            clock.skip(len({row.id for row in rows}))
+        else:
+            talks = source.talks(target, unit, seen)
+            if talks is None:
+                break
+            rows = list(_answers(target, talks, source.name, how, clock.tick))
+            write_jsonl(path, (row._asdict() for row in rows))
+            clock.finish(len(talks))
+        unit += part[1]
+
+
+def _answers(target: Target, talks: list[Talk], source: str, how: How, tick: Callable[[int], None]) -> Iterator[Row]:
+    """Turn by turn, all conversations of the unit at once; a turn sees the target's own earlier answers."""
+    history = [list(talk.system) for talk in talks]
+    going = list(range(len(talks)))
+    turn = 0
+    while going := [i for i in going if turn < len(talks[i].turns)]:
+        prompts = []
+        for i in going:
+            if not talks[i].ids:
+                history[i].append({"role": "user", "content": talks[i].turns[turn]})
+            prompts.append(talks[i].ids or prompt_ids(target.tokenizer, history[i]))
+        room = min(target.can.max_positions - len(p) for p in prompts)
+        fits = [j for j, p in enumerate(prompts) if target.can.max_positions - len(p) >= how.max_new_tokens]
+        if not fits:
+            raise BadInput(f"No prompt leaves room for {how.max_new_tokens} tokens; the closest leaves {room}.")
+        going, prompts = [going[j] for j in fits], [prompts[j] for j in fits]
+        for i, ids, answer in zip(going, prompts, rollout(target, prompts, how, target.eos, tick), strict=True):
+            yield Row(talks[i].id, turn, source, talks[i].category, list(history[i]), ids, answer.ids, answer.ended)
+            text = target.tokenizer.decode(answer.ids, skip_special_tokens=True)
+            history[i].append({"role": "assistant", "content": text})
+        turn += 1
+
+
+PROBE_TOKENS = 16  # per row, of the probe's prompts
+PROMPT_TOKENS = 64  # of a usual prompt, template included: estimates only
+BYTES_PER_TOKEN = 12  # of JSON
+
+
+def estimate(target: Target, source: Source, how: How, batch: int, part: tuple[int, int] = (0, 1)) -> str:
+    """What the work will take at most, from a probe of a few seconds at the real batch size."""
+    count = source.total(part)
+    rows = min(batch, count)
+    prompts = [[(7 * i + 3 * j) % target.vocabulary.size for j in range(PROBE_TOKENS)] for i in range(rows)]
+    seconds = []
+    for new in (1, 3):
+        start = time.perf_counter()
+        rollout(target, prompts, How(max_new_tokens=new), ())
+        seconds.append(time.perf_counter() - start)
+    step = max(seconds[1] - seconds[0], 1e-6) / 2
+    prompt = seconds[0] / (rows * PROBE_TOKENS) * PROMPT_TOKENS * count
+    answer = step * how.max_new_tokens * math.ceil(count / rows)
+    invented = step * PROMPT_TOKENS * math.ceil(count / rows) if isinstance(source, SelfPrompts) else 0.0
+    tokens = count * (how.max_new_tokens + PROMPT_TOKENS)
+    return (
+        f"{count} conversations in batches of {rows}: about {rows / step:.0f} tokens/s, at most "
+        f"{(prompt + answer + invented) / 60:.0f} min a turn and {tokens * BYTES_PER_TOKEN / 2**20:.0f} MiB"
+    )
+
+
+def read_answers(*folders: Path, drop_duplicates: bool = True) -> list[Row]:
+    """All answers in these directories, in the order of their units; a near-duplicate of an earlier prompt (from
+    another part or directory) is left out. Raises BadInput where there are none."""
+    rows: list[Row] = []
+    seen = Seen()
+    for folder in folders:
+        paths = sorted(folder.glob("part-*.jsonl"))
+        if not paths:
+            raise BadInput(f"{folder} holds no answers (part-*.jsonl); make some with `headstart distill`.")
+        for path in paths:
+            for row in (Row(**row) for row in read_jsonl(path)):
+                text = _text(row.messages) or str(row.prompt_ids)
+                if drop_duplicates and row.turn == 0 and seen.overlaps(text):
+                    continue
+                seen.add(text)
+                rows.append(row)
+    return rows
+
+
+def summary(rows: Sequence[Row]) -> Summary:
+    """Counts and diversity of answers."""
+    first = [row for row in rows if row.turn == 0]
+    return Summary(
+        answers=len(rows),
+        tokens=sum(len(row.response_ids) for row in rows),
+        prompt_tokens=sum(len(row.prompt_ids) for row in rows),
+        ended=dict(Counter(row.ended for row in rows)),
+        sources=dict(Counter(row.source for row in rows)),
+        categories=dict(Counter(row.category or "free" for row in rows)),
+        prompts=diversity(_text(row.messages) for row in first),
+    )
+
+
+def _text(messages: Sequence[Message]) -> str:
+    return "\n".join(m["content"] for m in messages if m["role"] == "user")
+
+
+class _Clock:
+    """Progress of one part: conversations done, tokens per second, time left."""
+
+    def __init__(self, total: int, report: Report | None) -> None:
+        self.total, self._report = total, report
+        self.done = self._made = self._tokens = 0
+        self._start = time.perf_counter()
+
+    def skip(self, count: int) -> None:
+        self.done += count
+
+    def finish(self, count: int) -> None:
+        self.done += count
+        self._made += count
+        self.tick(0)
+
+    def tick(self, tokens: int) -> None:
+        self._tokens += tokens
+        if self._report is None:
+            return
+        seconds = time.perf_counter() - self._start
+        left = ""
+        if self._made:
+            left = f", about {(self.total - self.done) * seconds / self._made / 60:.0f} min left"
+        self._report(
+            f"{self.done} of {self.total} prompts, {self._tokens / seconds:.0f} tokens/s{left}",
+            min(self.done / self.total, 1.0),
+        )

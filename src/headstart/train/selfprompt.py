@@ -1,0 +1,125 @@
+"""Prompts that the target invents itself: no data is needed to train a head for any model.
+
+A chat model continues an open user turn, from nothing or from a few words that steer it to a kind of task (an opener).
+A base model has no turns: a short text sampled from nothing takes a prompt's place.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections import Counter
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import NamedTuple
+
+from headstart.errors import BadInput
+from headstart.targets.base import Target
+from headstart.train.grams import WORD, Seen
+from headstart.train.rollout import How, Tick, rollout
+
+MARK = "user-turn-starts-here"
+SENTENCE_END = re.compile("[.!?:\u3002\uff01\uff1f](?=\\s|$)")
+
+
+class Invented(NamedTuple):
+    """A prompt as text (chat models) or ids (base models), and the kind of opener it grew from ("" for none)."""
+
+    text: str
+    ids: list[int]
+    category: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inventing:
+    """How prompts are made up. `seeded` is the share that starts from an opener of `categories` (empty: of all)."""
+
+    temperature: float = 1.0
+    top_p: float = 0.95
+    max_tokens: int = 96
+    seeded: float = 0.6
+    categories: tuple[str, ...] = ()
+    words: tuple[int, int] = (3, 120)
+    distinct_words: float = 0.4
+    seed: int = 0
+
+
+def openers(categories: tuple[str, ...] = ()) -> list[tuple[str, str]]:
+    """(category, first words) of the packaged openers; raises BadInput for a category that there is not."""
+    table = json.loads(files("headstart").joinpath("data/openers.json").read_text(encoding="utf-8"))
+    unknown = sorted(set(categories) - set(table))
+    if unknown:
+        raise BadInput(f"No openers of category {', '.join(unknown)}; there are {', '.join(table)}.")
+    return [(name, words) for name in categories or table for words in table[name]]
+
+
+def invent(target: Target, how: Inventing, count: int, unit: int, tick: Tick | None = None) -> list[Invented]:
+    """`count` raw prompts, sampled; the same unit gives the same prompts."""
+    rng = random.Random(f"{how.seed}/{unit}")
+    pool = openers(how.categories)
+    seeds = [rng.choice(pool) if rng.random() < how.seeded else ("", "") for _ in range(count)]
+    chat = bool(getattr(target.tokenizer, "chat_template", None))
+    before = open_turn(target) if chat else _nothing(target)
+    starts = [(before + opener if chat else opener or before, opener, category) for category, opener in seeds]
+    prompts = [target.tokenizer.encode(start, add_special_tokens=False) for start, _, _ in starts]
+    sampling = How(
+        max_new_tokens=how.max_tokens, temperature=how.temperature, top_p=how.top_p, seed=rng.getrandbits(48)
+    )
+    out = []
+    for (_, opener, category), ids, answer in zip(
+        starts, prompts, rollout(target, prompts, sampling, target.eos, tick), strict=True
+    ):
+        said = [i for i in answer.ids if i not in target.eos]
+        text = opener + target.tokenizer.decode(said, skip_special_tokens=True)
+        if answer.ended != "stop" and chat:
+            text = _whole_sentences(text)
+        out.append(Invented(text.strip() if chat else text, [] if chat else [*ids, *said], category))
+    return out
+
+
+def open_turn(target: Target) -> str:
+    """The template's text up to where a first user message would stand."""
+    shown = target.tokenizer.apply_chat_template([{"role": "user", "content": MARK}], tokenize=False)
+    before, found, _ = str(shown).partition(MARK)
+    if not found:
+        raise BadInput("The chat template does not show the user's message; prompts cannot be invented from it.")
+    return before
+
+
+def _nothing(target: Target) -> str:
+    """What a base model's documents start with."""
+    tokenizer = target.tokenizer
+    start = tokenizer.bos_token or tokenizer.eos_token
+    if not start:
+        raise BadInput("The target has no chat template and no token that begins a text; give prompts instead.")
+    return str(start)
+
+
+def _whole_sentences(text: str) -> str:
+    ends = [m.end() for m in SENTENCE_END.finditer(text)]
+    return text[: ends[-1]] if ends else ""
+
+
+def keep(invented: list[Invented], how: Inventing, seen: Seen) -> tuple[list[Invented], Counter[str]]:
+    """Those worth answering, let into `seen`; and how many were dropped for which reason."""
+    kept, dropped = [], Counter[str]()
+    for prompt in invented:
+        why = _fault(prompt.text, how) or ("near-duplicate" if seen.overlaps(prompt.text) else "")
+        if why:
+            dropped[why] += 1
+        else:
+            seen.add(prompt.text)
+            kept.append(prompt)
+    return kept, dropped
+
+
+def _fault(text: str, how: Inventing) -> str:
+    words = WORD.findall(text.lower())
+    if not how.words[0] <= len(words) <= how.words[1]:
+        return "length"
+    if len(set(words)) < how.distinct_words * len(words):
+        return "repetition"
+    if "\ufffd" in text or sum(not c.isprintable() and c not in "\n\t" for c in text):
+        return "broken characters"
+    return ""

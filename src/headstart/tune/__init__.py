@@ -1,0 +1,1 @@
+"""Choosing what a recipe leaves open, from measurements."""

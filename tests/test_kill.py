@@ -1,0 +1,104 @@
+"""SIGKILL at 20 random moments of distillation, capture and training: the weights at the end are those of a run that
+nobody disturbed, and so is every file of answers and features."""
+
+from __future__ import annotations
+
+import hashlib
+import multiprocessing
+import os
+import random
+import signal
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+
+from headstart.heads.medusa import Medusa, MedusaConfig
+from headstart.heldout import HeldOut
+from headstart.testing import tiny_target
+from headstart.train import capture as capturing
+from headstart.train.capture import Window, capture
+from headstart.train.distil import Given, distil, read_answers
+from headstart.train.loop import BEST, STATE, Training, train
+from headstart.train.readers import Chat
+from headstart.train.rollout import How
+from headstart.train.template import Sample
+from headstart.vocab.full import Full
+
+KILLS = 20
+TEMPLATE = "{% for m in messages %}{{ m['content'] }}.{% endfor %}"
+TRAINING = Training(
+    tokens=6000, step_tokens=200, micro_tokens=300, weights=(0.8, 0.64), evaluate_every=2000, learning_rate=1e-2
+)
+
+
+def work(out: Path) -> None:
+    """All three stages; whatever is there already is not made again."""
+    torch.set_num_threads(1)
+    capturing.SHARD = 8
+    target = tiny_target()
+    target.tokenizer.chat_template = TEMPLATE
+    rng = random.Random(7)
+    words = ["".join(rng.choices("abcdefghijklmnop", k=4)) for _ in range(40)]
+    chats = [Chat(str(i), [{"role": "user", "content": "".join(rng.choices(words, k=3))}], "") for i in range(48)]
+    distil(target, Given(chats, batch=4), out / "answers", How(max_new_tokens=24))
+    rows = read_answers(out / "answers", drop_duplicates=False)
+    samples = [
+        Sample(r.prompt_ids + r.response_ids, [False] * len(r.prompt_ids) + [True] * len(r.response_ids)) for r in rows
+    ]
+    head = Medusa(MedusaConfig(heads=2), target.width, target.vocabulary.size)
+    texts, held = (
+        capture(target, part, head.needs, out / "features", window=Window(before=3))
+        for part in (samples[4:], samples[:4])
+    )
+    measured = HeldOut(target, head, Full(target.vocabulary.size), held, depths=2, nodes=6)
+    train(
+        head, texts, TRAINING, out / "run",
+        readout=measured.readout, vocab=measured.vocab, evaluate=measured.measure, save_every=0.0,
+    )  # fmt: skip
+
+
+def digests(out: Path) -> dict[str, str]:
+    """Content of everything that later work reads."""
+    files = [*out.glob("answers/part-*.jsonl"), *out.glob("features/*/shard-*"), out / "run" / BEST]
+    return {str(f.relative_to(out)): hashlib.sha256(f.read_bytes()).hexdigest() for f in files}
+
+
+def stage(out: Path) -> str:
+    if (out / "run" / STATE).exists():
+        return "train"
+    return "capture" if any(out.glob("features/*/capture.json")) else "distil"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_twenty_kills_change_nothing(tmp_path: Path) -> None:
+    start = time.perf_counter()
+    work(tmp_path / "undisturbed")
+    whole = time.perf_counter() - start
+    expected = digests(tmp_path / "undisturbed")
+    assert len(expected) > 12
+
+    context = multiprocessing.get_context("fork")
+    rng = random.Random(3)
+    killed: Counter[str] = Counter()
+    finished = 0
+    while killed.total() < KILLS or not finished:
+        out = tmp_path / f"killed-{finished}"
+        child = context.Process(target=work, args=(out,))
+        child.start()
+        last = killed.total() >= KILLS
+        child.join(None if last else rng.uniform(0.02, 0.4) * whole)
+        if child.exitcode is None:
+            os.kill(child.pid, signal.SIGKILL)
+            child.join()
+            killed[stage(out)] += 1
+            continue
+        assert child.exitcode == 0
+        assert digests(out) == expected
+        assert not list(out.rglob(".*")), "no half-written file is left by a run that ended"
+        finished += 1
+    assert killed.total() == KILLS
+    assert set(killed) == {"distil", "capture", "train"}, killed
