@@ -164,6 +164,15 @@ def test_the_files_are_self_contained_json_and_safetensors(tmp_path: Path) -> No
     assert token_map.tolist() == list(TRIMMED.ids)
 
 
+def test_the_model_cards_example_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = (saved(tmp_path) / "README.md").read_text().split("```")[1].removeprefix("python")
+    monkeypatch.setattr(hs, "load_target", {"tiny": TINY}.get, raising=False)
+    exec(code.replace("this directory", str(tmp_path)))
+    assert capsys.readouterr().out == hs.generate(TINY, "Once upon a time").text + "\n"
+
+
 def test_the_model_card_says_what_it_is_and_how_to_load_it(tmp_path: Path) -> None:
     text = (saved(tmp_path, vocab=TRIMMED, target_name="smol|lm") / "README.md").read_text()
     for part in ("# Draft head for smol|lm", "load_target('smol|lm')", "load_head(", "Licence: Apache-2.0."):
@@ -171,6 +180,7 @@ def test_the_model_card_says_what_it_is_and_how_to_load_it(tmp_path: Path) -> No
     for row in ("medusa (heads 3, layers 2,", "smol\\|lm, width 48", "can be drafted: 64 |", "9 nodes, 3 deep |"):
         assert row in text
     assert "| tokens | 123 |" in text
+    assert "| licence" not in text
     assert "not stated" in (saved(tmp_path, card={}) / "README.md").read_text()
 
 
@@ -339,6 +349,7 @@ def test_another_token_map_is_refused(message: str, changes: dict[str, torch.Ten
         ("heads: Input should be a valid integer, seen '3'", {"head__heads": "3"}),
         ("heads=0.*at least one head", {"head__heads": 0}),
         ("width: Input should be a valid integer", {"width": "48"}),
+        ("width: Input should be greater than 0", {"width": -48}),
         ("speed: Extra inputs are not permitted", {"speed": 3}),
         ("target.vocabulary.hash: Extra inputs", {"target__vocabulary__hash": "x"}),
         ("dtype: Input should be 'float32'", {"dtype": "int8"}),
@@ -380,6 +391,14 @@ def test_a_config_of_something_else_is_refused(tmp_path: Path) -> None:
     (saved(tmp_path) / "config.json").write_text('{"model_type": "llama", "hidden_size": 48}')
     with pytest.raises(BadInput, match=r"is not that of a draft head.*Its fields are hidden_size, model_type"):
         load(tmp_path)
+
+
+def test_a_heads_directory_is_told_from_others(tmp_path: Path) -> None:
+    assert checkpoint.is_head(saved(tmp_path))
+    assert not checkpoint.is_head(tmp_path / "nowhere")
+    for config, is_one in (('{"model_type": "medusa"}', True), ('{"model_type": "llama"}', False)):
+        (tmp_path / "config.json").write_text(config)
+        assert checkpoint.is_head(tmp_path) == is_one
 
 
 def test_damaged_weights_are_refused(tmp_path: Path) -> None:
@@ -497,6 +516,12 @@ def test_s05_s19_another_target_is_refused_with_both_sides(target: Any, seen: st
 def test_s05_equal_sizes_are_not_enough(tmp_path: Path) -> None:
     edited(saved(tmp_path), target__vocabulary__digest="0123456789abcdef")
     with pytest.raises(BadInput, match=f"0123456789abcdef(.*\n)+.*{TINY.vocabulary.digest}"):
+        load_head(tmp_path, TINY)
+
+
+def test_b17_other_padding_rows_are_refused(tmp_path: Path) -> None:
+    edited(saved(tmp_path), target__vocabulary__size=95)
+    with pytest.raises(BadInput, match=r"width 48, 95 ids(.*\n)+.*width 48, 96 ids"):
         load_head(tmp_path, TINY)
 
 

@@ -28,6 +28,7 @@ from headstart.train.template import Sample
 from headstart.vocab.full import Full
 
 KILLS = 20
+STAGES = ("distil", "capture", "train")
 TEMPLATE = "{% for m in messages %}{{ m['content'] }}.{% endfor %}"
 TRAINING = Training(
     tokens=6000, step_tokens=200, micro_tokens=300, weights=(0.8, 0.64), evaluate_every=2000, learning_rate=1e-2
@@ -37,7 +38,7 @@ TRAINING = Training(
 def work(out: Path) -> None:
     """All three stages; whatever is there already is not made again."""
     torch.set_num_threads(1)
-    capturing.SHARD = 8
+    capturing.SHARD = 2
     target = tiny_target()
     target.tokenizer.chat_template = TEMPLATE
     rng = random.Random(7)
@@ -66,10 +67,25 @@ def digests(out: Path) -> dict[str, str]:
     return {str(f.relative_to(out)): hashlib.sha256(f.read_bytes()).hexdigest() for f in files}
 
 
-def stage(out: Path) -> str:
+def stage(out: Path) -> int:
     if (out / "run" / STATE).exists():
-        return "train"
-    return "capture" if any(out.glob("features/*/capture.json")) else "distil"
+        return STAGES.index("train")
+    return STAGES.index("capture" if any(out.glob("features/*/capture.json")) else "distil")
+
+
+def killed_in(wanted: int, out: Path, delay: float) -> int | None:
+    """Start the work, kill it some time after it has reached a stage; the stage it was in, None if it ended first."""
+    child = multiprocessing.get_context("fork").Process(target=work, args=(out,))
+    child.start()
+    while stage(out) < wanted and child.exitcode is None:
+        child.join(0.002)
+    child.join(delay)
+    if child.exitcode is not None:
+        assert child.exitcode == 0
+        return None
+    os.kill(child.pid, signal.SIGKILL)
+    child.join()
+    return stage(out)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
@@ -81,24 +97,24 @@ def test_twenty_kills_change_nothing(tmp_path: Path) -> None:
     expected = digests(tmp_path / "undisturbed")
     assert len(expected) > 12
 
-    context = multiprocessing.get_context("fork")
     rng = random.Random(3)
     killed: Counter[str] = Counter()
-    finished = 0
-    while killed.total() < KILLS or not finished:
-        out = tmp_path / f"killed-{finished}"
-        child = context.Process(target=work, args=(out,))
-        child.start()
-        last = killed.total() >= KILLS
-        child.join(None if last else rng.uniform(0.02, 0.4) * whole)
-        if child.exitcode is None:
-            os.kill(child.pid, signal.SIGKILL)
-            child.join()
-            killed[stage(out)] += 1
-            continue
-        assert child.exitcode == 0
-        assert digests(out) == expected
-        assert not list(out.rglob(".*")), "no half-written file is left by a run that ended"
-        finished += 1
-    assert killed.total() == KILLS
-    assert set(killed) == {"distil", "capture", "train"}, killed
+    runs = [tmp_path / "0"]
+    tries = 0
+    while killed.total() < KILLS:
+        wanted = tries % len(STAGES)
+        tries += 1
+        if stage(runs[-1]) > wanted:
+            runs.append(tmp_path / str(len(runs)))
+        found = killed_in(wanted, runs[-1], rng.uniform(0, 0.05) * whole)
+        if found is None:
+            runs.append(tmp_path / str(len(runs)))
+        else:
+            killed[STAGES[found]] += 1
+    assert min(killed[name] for name in STAGES) >= 3, killed
+
+    for out in runs:
+        if out.exists():
+            work(out)
+            assert digests(out) == expected
+            assert not list(out.rglob(".*")), "no half-written file is left by a run that ended"

@@ -123,6 +123,16 @@ def test_the_last_row_of_each_request_is_the_anchor() -> None:
     assert head.last(head.select(cache, [1])).tolist() == [[2]]
 
 
+def test_requests_that_go_on_keep_their_own_rows() -> None:
+    head, feature_BAD = random_head(width=8), torch.randn(3, 2, 8, generator=torch.Generator().manual_seed(2))
+    cache = head.absorb(head.empty(3), Known(torch.zeros(3, 2, dtype=torch.long), Features(feature_BAD, ()), [2, 1, 2]))
+    kept = head.select(cache, [1, 2])
+    anchor_BW = head.last(kept)
+    assert torch.equal(
+        head.begin(kept, anchor_BW).anchor_BWD[:, 0], torch.stack([feature_BAD[1, 0], feature_BAD[2, 1]])
+    )
+
+
 def test_it_fills_as_many_slots_as_the_policy_asks_and_goes_on_nowhere() -> None:
     head = random_head(width=8)
     assert [head.horizon(0, last) for last in (None, 1, 3, 9)] == [3, 1, 3, 3]

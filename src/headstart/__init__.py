@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from headstart._version import __version__
 
 if TYPE_CHECKING:
+    from headstart.checkpoint import DraftSize as DraftSize
+    from headstart.checkpoint import load_head as load_head
     from headstart.drafters.draft_model import DraftModel as DraftModel
     from headstart.drafters.lookup import PromptLookup as PromptLookup
     from headstart.errors import HeadstartError as HeadstartError
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 _HOME = {
     "Chain": "policies.chain",
     "DraftModel": "drafters.draft_model",
+    "DraftSize": "checkpoint",
     "HeadstartError": "errors",
     "Lossless": "verify.lossless",
     "Output": "generation",
@@ -39,6 +42,7 @@ _HOME = {
     "TargetOnly": "verify.target_only",
     "Typical": "verify.typical",
     "generate": "generation",
+    "load_head": "checkpoint",
     "load_target": "targets.load",
     "stream": "generation",
 }

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 import torch
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, PositiveInt, TypeAdapter, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from safetensors.torch import save as as_bytes
@@ -54,7 +54,7 @@ class _Strict(BaseModel):
 class VocabularyRecord(_Strict):
     """Of the target; null where a head published elsewhere does not say."""
 
-    size: int | None
+    size: PositiveInt | None
     digest: str | None
 
 
@@ -69,8 +69,8 @@ class TargetRecord(_Strict):
 class TrimmedRecord(_Strict):
     """A draft vocabulary; its ids are the tensor `token_map`."""
 
-    size: int
-    target_size: int
+    size: PositiveInt
+    target_size: PositiveInt
     digest: str
 
 
@@ -86,7 +86,7 @@ class Record(_Strict):
     format: Literal[1]
     family: str
     head: dict[str, Any]
-    width: int
+    width: PositiveInt
     target: TargetRecord
     vocab: TrimmedRecord | None
     policy: PolicyRecord
@@ -168,11 +168,11 @@ def save(
     )
     if trimmed is not None:
         tensors[TOKEN_MAP] = trimmed.token_map
-    with whole(path / "README.md") as draft:
-        draft.write_text(_model_card(record), encoding="utf-8")
     with whole(path / WEIGHTS) as draft:
         draft.write_bytes(as_bytes(tensors, {"format": "pt"}))
         (path / CONFIG).unlink(missing_ok=True)  # an older head's config must not stand beside these weights
+    with whole(path / "README.md") as draft:
+        draft.write_text(_model_card(record), encoding="utf-8")
     write_json(path / CONFIG, record.model_dump(mode="json"))
 
 
@@ -360,10 +360,9 @@ Guesses up to {depth} tokens ahead of {target.name}, which checks every guess. I
 
 ```python
 import headstart
-from headstart.checkpoint import load_head
 
 target = headstart.load_target({target.name!r})
-drafter = load_head("this directory", target)
+drafter = headstart.load_head("this directory", target)
 print(headstart.generate(target, "Once upon a time", drafter=drafter).text)
 ```
 

@@ -28,6 +28,7 @@ def distill(
     packaged: Annotated[bool, typer.Option("--packaged", help="Answer the packaged prompts too.")] = False,
     categories: Annotated[str, typer.Option(help="Kinds of invented prompts, with commas; all if empty.")] = "",
     seeded: Annotated[float, typer.Option(help="Share of invented prompts that start from an opener.")] = 0.6,
+    script: Annotated[str, typer.Option(help="Letters of invented prompts: latin, cyrillic, ...; any if empty.")] = "",
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-m", help="Longest answer.")] = 192,
     temperature: Annotated[float, typer.Option("--temperature", "-t", help="Of the answers; 0 is greedy.")] = 0.0,
     top_p: Annotated[float, typer.Option(help="Nucleus mass of the answers.")] = 1.0,
@@ -63,7 +64,9 @@ def distill(
     source: Source = (
         Given(chats, batch)
         if chats
-        else SelfPrompts(self_prompt, Inventing(seed=seed, seeded=seeded, categories=names), batch)
+        else SelfPrompts(
+            self_prompt, Inventing(seed=seed, seeded=seeded, categories=names, script=script.upper()), batch
+        )
     )
     with interruptible(GOES_ON):
         model = load(target, dtype)
@@ -96,6 +99,7 @@ def train(
         bool, typer.Option("--dry-run", help="Two minutes of probing: time, memory, disk, curve.")
     ] = False,
     autocast: Annotated[bool, typer.Option("--bf16", help="Compute in bf16 over fp32 weights.")] = False,
+    on_the_fly: Annotated[bool, typer.Option("--on-the-fly", help="Keep no features: a target pass per text.")] = False,
     refuse_long: Annotated[bool, typer.Option("--refuse-long", help="Refuse texts beyond the context.")] = False,
     cache: Annotated[Path | None, typer.Option(help="For features and held-out answers; default beside --out.")] = None,
     seed: Annotated[int, typer.Option(help="Order of the texts.")] = 0,
@@ -119,7 +123,7 @@ def train(
     )
     recipe = Recipe(
         training=training, family=family, head={"heads": heads, "layers": layers}, draft_vocab=draft_vocab or None,
-        tree_nodes=tree_nodes, on_long="refuse" if refuse_long else "cut",
+        tree_nodes=tree_nodes, on_the_fly=on_the_fly, on_long="refuse" if refuse_long else "cut",
     )  # fmt: skip
     place = cache or out.parent / "cache"
     before = None if start is None else load_checkpoint(start)

@@ -41,8 +41,10 @@ class HeadDrafter:
                 f"The policy asks for {policy.kind.value}, and a head drafts its best tokens as they are. Use a policy "
                 "of kind point mass: it is exact for sampled requests as well."
             )
-        reach = sum(head.horizon(d, policy.depth) for d in range(policy.depth))
-        if head.horizon(0, policy.depth) and reach < policy.depth:
+        reach = 0
+        while reach < policy.depth and (slots := head.horizon(reach, policy.depth)):
+            reach += slots
+        if reach < policy.depth:
             raise BadInput(f"The tree is {policy.depth} deep and the head guesses {reach} tokens ahead; use a tree of "
                            f"depth {reach} or less.")  # fmt: skip
         widest = max(policy.children(d) for d in range(policy.depth))
@@ -107,7 +109,7 @@ class HeadDrafter:
                 rows = type(rows)(*(_gather(x, row_BW) for x in rows))
                 frontier = Frontier(token_BW, anchor_B1.expand_as(token_BW), depth)
                 feature_BWHF, rows = self.head.step(state.cache, rows, frontier)
-                usable = self.head.horizon(depth, self.policy.depth)
+                usable = min(self.head.horizon(depth, self.policy.depth), self.policy.depth - depth)
                 slots = self._read(feature_BWHF[:, :, :usable], depth)
                 row_BW = torch.arange(token_BW.shape[1], device=self.device).expand_as(token_BW)
             token_BWK = _gather(slots.pop(0)[..., : self.policy.children(depth)], row_BW)

@@ -23,7 +23,7 @@ from headstart.heads.base import Head
 from headstart.heldout import HeldOut
 from headstart.learn import Data, Recipe, draft_vocab, window_of
 from headstart.targets.base import Target
-from headstart.train.capture import Captured, capture, cost
+from headstart.train.capture import Texts, capture, cost
 from headstart.train.loop import Progress, Report, Training, progress_of, train
 
 MARKS = (100_000, 300_000, 1_000_000, 2_000_000)
@@ -102,7 +102,7 @@ def extrapolated(seen: Sequence[tuple[int, float]], marks: Sequence[int]) -> lis
 
 
 def _train(
-    head: Head, texts: Captured, how: Training, out: Path, bench: HeldOut, seconds: float, report: Report | None
+    head: Head, texts: Texts, how: Training, out: Path, bench: HeldOut, seconds: float, report: Report | None
 ) -> Progress:
     """Train until the time is up; what was seen until then counts."""
     with contextlib.suppress(TrainingStopped):

@@ -13,7 +13,7 @@ from headstart.heads.base import Head
 from headstart.policies.static import StaticTree
 from headstart.replay import Replayed, Spoken, replay
 from headstart.targets.base import Target
-from headstart.train.capture import Captured
+from headstart.train.capture import Texts
 from headstart.train.loop import Measured
 from headstart.tune.tree import NEVER, by_paths, grow
 from headstart.unroll import Batch, Independent, Unroll, unroll
@@ -30,7 +30,7 @@ class HeldOut:
         target: Target,
         head: Head,
         vocab: DraftVocab,
-        held: Captured,
+        held: Texts,
         *,
         depths: int,
         nodes: int,

@@ -26,7 +26,7 @@ from headstart.heldout import HeldOut
 from headstart.prompts import packaged
 from headstart.replay import Replayed
 from headstart.targets.base import Target
-from headstart.train.capture import Captured, Window, capture
+from headstart.train.capture import Live, Texts, Window, capture
 from headstart.train.distil import Given, Row, distil, read_answers, summary
 from headstart.train.files import write_json
 from headstart.train.fingerprint import fingerprint, of_tensors, of_text
@@ -53,6 +53,7 @@ class Recipe:
     draft_vocab: int | None = 8192
     tree_nodes: int = 32
     stored: str = "auto"
+    on_the_fly: bool = False
     on_long: OnLong = "cut"
 
 
@@ -192,11 +193,13 @@ def vocab_report(target: Target, samples: Sequence[Sample], vocab: DraftVocab) -
 
 def captured(
     target: Target, data: Data, head: Head, recipe: Recipe, cache: Path, report: Report | None
-) -> tuple[Captured, Captured]:
+) -> tuple[Texts, Texts]:
     """Features of the training texts and of the held-out answers."""
     stored = _stored(target, recipe)
     window = window_of(head, len(recipe.training.weights))
     place = cache / "features"
+    if recipe.on_the_fly:
+        return Live(target, data.samples, head.needs, window), Live(target, data.held_out, head.needs, window)
     texts = capture(target, data.samples, head.needs, place, window=window, stored=stored, report=report)
     held = capture(target, data.held_out, head.needs, place, window=window, stored=stored, report=report)
     return texts, held

@@ -22,5 +22,5 @@ class PackagedPrompt(NamedTuple):
 def packaged(*categories: str, held_out: bool = True) -> list[PackagedPrompt]:
     """The held-out prompts, or with `held_out=False` those to train on, in file order; of these categories or all."""
     text = files("headstart").joinpath("data/prompts.jsonl").read_text(encoding="utf-8")
-    rows = [PackagedPrompt(**json.loads(line)) for line in text.splitlines()]
+    rows = [PackagedPrompt(**json.loads(line)) for line in text.split("\n") if line]  # not splitlines(): U+2028
     return [row for row in rows if row.held_out is held_out and (not categories or row.category in categories)]

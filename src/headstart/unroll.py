@@ -49,8 +49,8 @@ class Unroll(Protocol):
         """Steps from each anchor; None: as many as the head can go on without being asked again."""
         ...
 
-    def fed(self, head: Head, cache: Any, state: Any, anchor_BW: Tensor, depth: int) -> Any:
-        """The state that the step at this depth starts from."""
+    def fed(self, head: Head, cache: Any, state: Any, ahead_BW: Tensor, depth: int) -> Any:
+        """The state that the step at this depth starts from. `ahead_BW`: the positions `depth` behind the anchors."""
         ...
 
 
@@ -60,7 +60,7 @@ class Independent:
 
     steps: int | None = 1
 
-    def fed(self, head: Head, cache: Any, state: Any, anchor_BW: Tensor, depth: int) -> Any:
+    def fed(self, head: Head, cache: Any, state: Any, ahead_BW: Tensor, depth: int) -> Any:
         """As begun."""
         return state
 
@@ -72,7 +72,7 @@ class SelfFed:
     steps: int | None
     detach: bool = False
 
-    def fed(self, head: Head, cache: Any, state: Any, anchor_BW: Tensor, depth: int) -> Any:
+    def fed(self, head: Head, cache: Any, state: Any, ahead_BW: Tensor, depth: int) -> Any:
         """As the step before left it."""
         return type(state)(*(x.detach() for x in state)) if self.detach and depth else state
 
@@ -83,9 +83,9 @@ class Forced:
 
     steps: int | None
 
-    def fed(self, head: Head, cache: Any, state: Any, anchor_BW: Tensor, depth: int) -> Any:
-        """As begun from the position that far ahead; anchors near the end have none and are not supervised there."""
-        return state if depth == 0 else head.begin(cache, anchor_BW + depth)
+    def fed(self, head: Head, cache: Any, state: Any, ahead_BW: Tensor, depth: int) -> Any:
+        """As begun from the position that far ahead."""
+        return state if depth == 0 else head.begin(cache, ahead_BW)
 
 
 def unroll(head: Head, how: Unroll, batch: Batch, depths: int) -> list[Said]:
@@ -107,13 +107,14 @@ def unroll(head: Head, how: Unroll, batch: Batch, depths: int) -> list[Said]:
         return []
     said: list[Said] = []
     state = head.begin(cache, anchor_BW)
-    depth = 0
-    while len(said) < depths and (how.steps is None or depth < how.steps):
+    depth = steps = 0
+    end = token_BT.shape[1] - 1  # anchors near it look no further, and are not supervised there
+    while len(said) < depths and (how.steps is None or steps < how.steps):
         slots = head.horizon(depth, None)
         if not slots:
             break
-        state = how.fed(head, cache, state, anchor_BW, depth)
-        consumed_BW = token_BT.gather(1, (anchor_BW + 1 + depth).clamp(max=token_BT.shape[1] - 1))
+        state = how.fed(head, cache, state, (anchor_BW + depth).clamp(max=end), depth)
+        consumed_BW = token_BT.gather(1, (anchor_BW + 1 + depth).clamp(max=end))
         feature_BWHF, state = head.step(cache, state, Frontier(consumed_BW, anchor_BW, depth))
         for slot in range(min(slots, depths - len(said))):
             reach = depth + 1 + slot
@@ -122,7 +123,7 @@ def unroll(head: Head, how: Unroll, batch: Batch, depths: int) -> list[Said]:
             label_position_S = anchor_S[keep_S] + 1 + reach
             label_S = batch.token_BT[row_S[keep_S], label_position_S]
             said.append(Said(reach, feature_BWHF[rows, columns, slot], label_S, row_S[keep_S], label_position_S))
-        depth += slots if isinstance(how, Independent) else 1
+        depth, steps = depth + slots, steps + 1  # as in drafting, the next step is where no slot is left
     return said
 
 

@@ -14,8 +14,17 @@ def cross_entropy(logits_SU: Tensor, label_S: Tensor) -> Tensor:
     return torch.nn.functional.cross_entropy(logits_SU.float(), label_S, reduction="none")
 
 
+def fused_cross_entropy(logits_SU: Tensor, label_S: Tensor) -> tuple[Tensor, Tensor]:
+    """`cross_entropy` and its gradient to the logits, `softmax - one_hot`, without a second pass over them."""
+    label_S1 = label_S[:, None]
+    logq_SU = torch.log_softmax(logits_SU.float(), -1)
+    loss_S = -logq_SU.gather(1, label_S1)[:, 0]
+    gradient_SU = logq_SU.exp_().scatter_add_(1, label_S1, logq_SU.new_full(label_S1.shape, -1.0))
+    return loss_S, gradient_SU
+
+
 def kl(logits_SU: Tensor, law_SU: Tensor) -> Tensor:
     """`sum_u p(u) (log p(u) - log q(u))` with p the teacher's law; 0 where both agree. p = 0 adds nothing."""
-    logq_SU = torch.log_softmax(logits_SU.float(), -1)
+    logq_SU = torch.log_softmax(logits_SU.float(), -1).masked_fill(law_SU == 0, 0.0)  # 0 times -inf is NaN
     loss_S: Tensor = (torch.special.xlogy(law_SU, law_SU) - law_SU * logq_SU).sum(-1)
     return loss_S

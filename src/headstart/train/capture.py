@@ -12,17 +12,16 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from headstart.core import Features, Taps
 from headstart.errors import BadInput
 from headstart.targets.base import Target, prefill
-from headstart.train.files import same_or_refuse, whole
+from headstart.train.files import same_or_refuse, write_tensors
 from headstart.train.fingerprint import fingerprint, of_text
 from headstart.train.template import Sample
 
@@ -68,19 +67,54 @@ def cost(target: Target, samples: Sequence[Sample], taps: Taps, window: Window, 
     return Cost(sum(len(s.ids) for s in samples), kept, kept * (states * width * STORED[stored].itemsize + 5))
 
 
+class Texts(Protocol):
+    """Where a trainer reads its texts. Kept positions and supervised tokens of each are known without any feature."""
+
+    lengths: list[int]
+    supervised: list[int]
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> Text: ...
+
+
+class Live:
+    """Features made when they are asked for, every time anew: no disk, and a target pass per text and epoch."""
+
+    def __init__(self, target: Target, samples: Sequence[Sample], taps: Taps, window: Window) -> None:
+        self.target, self.samples, self.taps, self.window = target, samples, taps, window
+        self.lengths = [len(s.ids) - window.start(s.supervised) for s in samples]
+        self.supervised = [sum(s.supervised) for s in samples]
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> Text:
+        sample = self.samples[index]
+        _, _, (final, layers) = prefill(self.target, self.target.empty(1), [sample.ids], self.taps)
+        start = self.window.start(sample.supervised)
+        kept = Features(
+            None if final is None else final[0, start:].clone(), tuple(x[0, start:].clone() for x in layers)
+        )
+        return Text(torch.tensor(sample.ids[start:]), torch.tensor(sample.supervised[start:]), kept)
+
+
 class Captured:
-    """Texts on disk, read one by one. `lengths` and `supervised` counts are known without reading features."""
+    """Texts on disk, read one by one."""
 
     def __init__(self, folder: Path, names: Sequence[str], taps: Taps) -> None:
         self.folder, self.taps = folder, taps
-        self._files = [safe_open(folder / name, "pt") for name in names]
+        self._files: list[Any] = [safe_open(folder / name, "pt") for name in names]
         self._place: list[tuple[int, int, int]] = []
         self.lengths: list[int] = []
+        self.supervised: list[int] = []
         for number, file in enumerate(self._files):
             start = 0
+            supervised = file.get_tensor("supervised")
             for length in file.get_tensor("length").tolist():
                 self._place.append((number, start, start + length))
                 self.lengths.append(length)
+                self.supervised.append(int(supervised[start : start + length].sum()))
                 start += length
 
     def __len__(self) -> int:
@@ -134,8 +168,7 @@ def capture(
         size = sum(len(samples[i].ids) for i in members)
         if not intact(folder / name):
             tensors = _run(target, [samples[i] for i in members], taps, window, STORED[stored])
-            with whole(folder / name) as draft:
-                save_file(tensors, draft)
+            write_tensors(folder / name, tensors)
             fresh += size
         done += size
         if report is not None and fresh:
@@ -153,7 +186,7 @@ def intact(path: Path) -> bool:
             header = json.loads(file.read(length))
         ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
         return bool(path.stat().st_size == 8 + length + max(ends))
-    except (OSError, struct.error, ValueError, KeyError, TypeError, MemoryError, OverflowError):
+    except (OSError, struct.error, ValueError, KeyError, TypeError, AttributeError, MemoryError, OverflowError):
         return False
 
 

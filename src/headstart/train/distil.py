@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import compress
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -22,11 +23,13 @@ from headstart.train.files import read_jsonl, same_or_refuse, write_jsonl
 from headstart.train.fingerprint import fingerprint
 from headstart.train.grams import Diversity, Seen, diversity
 from headstart.train.readers import Chat, user_turns
-from headstart.train.rollout import How, rollout
+from headstart.train.rollout import Answer, How, rollout
 from headstart.train.selfprompt import Invented, Inventing, invent, keep
 from headstart.train.template import prompt_ids
 
 FORMAT = 1
+TOO_LONG = "too long"  # a row without an answer: its prompt leaves no room for one
+BARREN = 20  # units in a row without one usable prompt, after which nothing more is expected
 Report = Callable[[str, float | None], None]
 Message = dict[str, str]
 
@@ -43,7 +46,8 @@ class Talk:
 
 
 class Row(NamedTuple):
-    """One answered turn. `messages` ends with the user's; ids are what the target saw and said."""
+    """One answered turn. `messages` ends with the user's, or with the text that a base model goes on from; ids are what
+    the target saw and said. `ended` as in `Answer`, or TOO_LONG: then nothing was said, and later turns are missing."""
 
     id: str
     turn: int
@@ -78,7 +82,7 @@ class Given:
     a run of words with one, are left out unless `held_out` says that these answers are for measuring."""
 
     def __init__(self, chats: Sequence[Chat], batch: int, name: str = "given", *, held_out: bool = False) -> None:
-        self.name, self.batch = name, batch
+        self.name, self.batch = name, _at_least_one(batch, "batch")
         kept_back = Seen() if held_out else Seen(_text(p.messages) for p in packaged())
         talks = [Talk(chat.id, chat.category, *user_turns(chat)) for chat in chats if chat.text is None]
         self.kept = [t for t in talks if t.turns and not kept_back.overlaps("\n".join(t.turns))]
@@ -102,24 +106,30 @@ class Given:
 
 
 class SelfPrompts:
-    """Prompts that the target invents: `count` of them in all parts together, each part its share."""
+    """Prompts that the target invents: `count` of them in all parts together, each part its share, or a few more,
+    because units are whole."""
 
     name = "self"
 
     def __init__(self, count: int, how: Inventing, batch: int) -> None:
-        if count < 1:
-            raise BadInput(f"--self-prompt {count}: expected at least 1 prompt.")
-        self.count, self.how, self.batch = count, how, batch
+        self.count, self.how, self.batch = _at_least_one(count, "count"), how, _at_least_one(batch, "batch")
         self.dropped: Counter[str] = Counter()
+        self._barren = 0
 
     def config(self) -> dict[str, Any]:
         """All but the count: a run may be told to go on for longer."""
         return {"batch": self.batch, "inventing": asdict(self.how)}
 
     def talks(self, target: Target, unit: int, seen: Seen) -> list[Talk] | None:
-        """Invented, filtered, and unlike anything accepted before in this part."""
+        """Invented, filtered, and unlike anything accepted before in this part. Raises BadInput if none come."""
         kept, dropped = keep(invent(target, self.how, self.batch, unit), self.how, seen)
         self.dropped += dropped
+        self._barren = 0 if kept else self._barren + 1
+        if self._barren == BARREN:
+            raise BadInput(
+                f"{BARREN} batches of {self.batch} invented prompts held none worth answering; dropped so far: "
+                f"{dict(self.dropped)}. Give prompts, other categories or another seed; what was answered is safe."
+            )
         return [_talk(prompt, unit, i) for i, prompt in enumerate(kept)]
 
     def total(self, part: tuple[int, int]) -> int:
@@ -127,12 +137,18 @@ class SelfPrompts:
         return math.ceil(self.count / part[1])
 
 
+def _at_least_one(value: int, name: str) -> int:
+    if value < 1:
+        raise BadInput(f"{name}={value}: expected at least 1.")
+    return value
+
+
 def _talk(prompt: Invented, unit: int, number: int) -> Talk:
     return Talk(f"self-{unit}-{number}", prompt.category, [], [prompt.text], prompt.ids)
 
 
 class Summary(NamedTuple):
-    """What a directory of answers holds."""
+    """What a directory of answers holds; prompts that were too long to be answered count in `ended` only."""
 
     answers: int
     tokens: int
@@ -154,28 +170,53 @@ def distil(
 ) -> None:
     """Answer all prompts of this part into `out`; units that are there already are not answered again.
 
-    Raises BadInput if `out` holds answers of another target or other settings, with the differences.
+    Raises BadInput if `out` holds answers of another target or other settings, with the differences, or if not even
+    the first unit leaves room for answers.
     """
-    record = {"format": FORMAT, "target": fingerprint(target), "source": source.name, **source.config(), **asdict(how)}
+    made_by = {"format": FORMAT, "target": fingerprint(target), "stops": list(target.eos)}
+    record = {**made_by, "source": source.name, **source.config(), **asdict(how)}
     same_or_refuse(out / "distil.json", record, "answers")
     seen = Seen(_text(p.messages) for p in packaged())
     clock = _Clock(source.total(part), report)
     unit = part[0]
     while clock.done < clock.total:
         path = out / f"part-{unit:05d}.jsonl"
-        if path.exists():
-            rows = [Row(**row) for row in read_jsonl(path)]
+        rows = _finished(path)
+        if rows:
             for row in rows:
                 seen.add(_text(row.messages))
-            clock.skip(len({row.id for row in rows}))
+            clock.skip(_talks(rows))
         else:
             talks = source.talks(target, unit, seen)
             if talks is None:
                 break
             rows = list(_answers(target, talks, source.name, how, clock.tick))
+            if unit == 0 and rows and not any(row.response_ids for row in rows):
+                closest = target.can.max_positions - min(len(row.prompt_ids) for row in rows)
+                raise BadInput(f"No prompt leaves room for {how.max_new_tokens} tokens; the closest leaves {closest}.")
             write_jsonl(path, (row._asdict() for row in rows))
             clock.finish(len(talks))
         unit += part[1]
+
+
+def _rows(path: Path) -> list[Row]:
+    """Raises BadInput for a damaged file."""
+    try:
+        return [Row(**row) for row in read_jsonl(path)]
+    except TypeError as error:
+        raise BadInput(f"{path} does not hold answers: {error}. Run the command that made it again.") from error
+
+
+def _finished(path: Path) -> list[Row]:
+    """What a unit holds already: nothing if it is not there or was damaged since; then it is made (again)."""
+    try:
+        return _rows(path) if path.exists() else []
+    except BadInput:
+        return []
+
+
+def _talks(rows: Sequence[Row]) -> int:
+    return sum(row.turn == 0 for row in rows)
 
 
 def _answers(target: Target, talks: list[Talk], source: str, how: How, tick: Callable[[int], None]) -> Iterator[Row]:
@@ -186,18 +227,17 @@ def _answers(target: Target, talks: list[Talk], source: str, how: How, tick: Cal
     while going := [i for i in going if turn < len(talks[i].turns)]:
         prompts = []
         for i in going:
-            if not talks[i].ids:
-                history[i].append({"role": "user", "content": talks[i].turns[turn]})
+            history[i].append({"role": "user", "content": talks[i].turns[turn]})
             prompts.append(talks[i].ids or prompt_ids(target.tokenizer, history[i]))
-        room = min(target.can.max_positions - len(p) for p in prompts)
-        fits = [j for j, p in enumerate(prompts) if target.can.max_positions - len(p) >= how.max_new_tokens]
-        if not fits:
-            raise BadInput(f"No prompt leaves room for {how.max_new_tokens} tokens; the closest leaves {room}.")
-        going, prompts = [going[j] for j in fits], [prompts[j] for j in fits]
-        for i, ids, answer in zip(going, prompts, rollout(target, prompts, how, target.eos, tick), strict=True):
+        fits = [len(p) + how.max_new_tokens <= target.can.max_positions for p in prompts]
+        answers = iter(rollout(target, list(compress(prompts, fits)), how, target.eos, tick))
+        for i, ids, fit in zip(going, prompts, fits, strict=True):
+            answer = next(answers) if fit else Answer([], TOO_LONG)
             yield Row(talks[i].id, turn, source, talks[i].category, list(history[i]), ids, answer.ids, answer.ended)
-            text = target.tokenizer.decode(answer.ids, skip_special_tokens=True)
+            said = answer.ids[:-1] if answer.ended == "stop" else answer.ids
+            text = target.tokenizer.decode(said, skip_special_tokens=True, clean_up_tokenization_spaces=False)
             history[i].append({"role": "assistant", "content": text})
+        going = list(compress(going, fits))
         turn += 1
 
 
@@ -237,26 +277,29 @@ def read_answers(*folders: Path, drop_duplicates: bool = True) -> list[Row]:
         if not paths:
             raise BadInput(f"{folder} holds no answers (part-*.jsonl); make some with `headstart distill`.")
         for path in paths:
-            for row in (Row(**row) for row in read_jsonl(path)):
-                text = _text(row.messages) or str(row.prompt_ids)
+            left_out = set()
+            for row in _rows(path):
+                text = _text(row.messages)
+                talk = (row.id, _text(row.messages[:2]))  # the first turn, perhaps behind a system message
                 if drop_duplicates and row.turn == 0 and seen.overlaps(text):
-                    continue
-                seen.add(text)
-                rows.append(row)
+                    left_out.add(talk)
+                if talk not in left_out:
+                    seen.add(text)
+                    rows.append(row)
     return rows
 
 
 def summary(rows: Sequence[Row]) -> Summary:
     """Counts and diversity of answers."""
-    first = [row for row in rows if row.turn == 0]
+    answered = [row for row in rows if row.response_ids]
     return Summary(
-        answers=len(rows),
-        tokens=sum(len(row.response_ids) for row in rows),
-        prompt_tokens=sum(len(row.prompt_ids) for row in rows),
+        answers=len(answered),
+        tokens=sum(len(row.response_ids) for row in answered),
+        prompt_tokens=sum(len(row.prompt_ids) for row in answered),
         ended=dict(Counter(row.ended for row in rows)),
-        sources=dict(Counter(row.source for row in rows)),
-        categories=dict(Counter(row.category or "free" for row in rows)),
-        prompts=diversity(_text(row.messages) for row in first),
+        sources=dict(Counter(row.source for row in answered)),
+        categories=dict(Counter(row.category or "free" for row in answered)),
+        prompts=diversity(_text(row.messages) for row in answered if row.turn == 0),
     )
 
 
@@ -287,7 +330,7 @@ class _Clock:
         seconds = time.perf_counter() - self._start
         left = ""
         if self._made:
-            left = f", about {(self.total - self.done) * seconds / self._made / 60:.0f} min left"
+            left = f", about {max(self.total - self.done, 0) * seconds / self._made / 60:.0f} min left"
         self._report(
             f"{self.done} of {self.total} prompts, {self._tokens / seconds:.0f} tokens/s{left}",
             min(self.done / self.total, 1.0),

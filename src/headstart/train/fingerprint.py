@@ -19,7 +19,7 @@ def of_tensors(named: Iterable[tuple[str, Tensor]], *labels: str) -> str:
     digest = hashlib.blake2b(repr(labels).encode())
     for name, tensor in named:
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-        digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()[:LENGTH]
 
 

@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-WORD = re.compile(r"\w+")
+UNSPACED = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"  # kana and Chinese characters: each counts as a word
+WORD = re.compile(f"[{UNSPACED}]|[^\\W{UNSPACED}]+")
 RUN = 8  # words; two texts that share so many in a row are counted as near-duplicates
 
 

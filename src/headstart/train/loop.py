@@ -19,15 +19,14 @@ from typing import Any, NamedTuple
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from headstart.core import Features, Readout
 from headstart.errors import BadInput, TrainingStopped
 from headstart.heads.base import Head
 from headstart.objectives.base import CrossEntropy, Objective, Predicted, Wanted, decay, reduce
-from headstart.train.capture import Captured
-from headstart.train.files import same_or_refuse, whole
+from headstart.train.capture import Texts
+from headstart.train.files import same_or_refuse, whole, write_tensors
 from headstart.unroll import Batch, Independent, Said, Unroll, supervised_counts, unroll
 from headstart.vocab.base import DraftVocab
 
@@ -66,7 +65,7 @@ class Training:
         """Learning rate after a share `done` of the tokens: linear warm-up, then half a cosine down to a floor."""
         if done < self.warmup:
             return self.learning_rate * done / self.warmup
-        fall = 0.5 * (1 + math.cos(math.pi * (done - self.warmup) / (1 - self.warmup)))
+        fall = 0.5 * (1 + math.cos(math.pi * (min(done, 1.0) - self.warmup) / (1 - self.warmup)))
         return self.learning_rate * (self.final_rate + (1 - self.final_rate) * fall)
 
 
@@ -99,7 +98,7 @@ class Progress:
 
 def train(
     head: Head,
-    texts: Captured,
+    texts: Texts,
     how: Training,
     out: Path,
     *,
@@ -117,8 +116,10 @@ def train(
 
     `record` is what the run depends on beside `how` (data, target, head); resuming with another is refused.
     `until` stops after so many seconds as if by Ctrl-C, with the state saved. Raises TrainingStopped then, BadInput
-    for a loss that is not finite (the batch is saved) and for an `out` of another run.
+    for a loss that is not finite (the batch is saved), for an `out` of another run, and if there is nothing to learn.
     """
+    if not any(texts.supervised):
+        raise BadInput(f"{len(texts)} texts, and no supervised token in them: there is nothing to train on.")
     unrolling, objective = unrolling or Independent(), objective or CrossEntropy()
     same_or_refuse(out / "run.json", {"training": asdict(how), **(record or {})}, "a run")
     optimiser = torch.optim.AdamW(head.parameters(), how.learning_rate, how.betas, weight_decay=how.weight_decay)
@@ -131,7 +132,7 @@ def train(
         while at.tokens < how.tokens:
             losses = _step(job, optimiser, at)
             if at.step % 10 == 1 or at.tokens >= how.tokens:
-                _log(out, at, {"loss": losses, "rate": how.rate(at.tokens / how.tokens)})
+                _log(out, at, {"loss": losses, "rate": optimiser.param_groups[0]["lr"]})
             if at.tokens - at.evaluated >= how.evaluate_every or at.tokens >= how.tokens:
                 _evaluate(job, at, evaluate)
             clock.show(losses)
@@ -147,7 +148,7 @@ def train(
 
 class _Job(NamedTuple):
     head: Head
-    texts: Captured
+    texts: Texts
     how: Training
     out: Path
     readout: Callable[[int], Readout]
@@ -161,8 +162,8 @@ def _step(job: _Job, optimiser: torch.optim.Optimizer, at: Progress) -> list[flo
     how, depths = job.how, len(job.how.weights)
     batches = list(_micro(job, _choose(job, at), at))
     counts = [sum(c) for c in zip(*(supervised_counts(b.supervised_BT, depths) for b in batches), strict=True)]
-    for group in optimiser.param_groups:
-        group["lr"] = how.rate(at.tokens / how.tokens)
+    for group in optimiser.param_groups:  # the rate in the middle of the step: at its start the first one had none
+        group["lr"] = how.rate((at.tokens + max(counts) / 2) / how.tokens)
     optimiser.zero_grad(set_to_none=True)
     sums = [0.0] * depths
     for batch in batches:
@@ -175,17 +176,20 @@ def _step(job: _Job, optimiser: torch.optim.Optimizer, at: Progress) -> list[flo
         losses = job.objective(*_paired(said, job))
         loss = reduce(losses, how.weights[: len(losses)], counts[: len(losses)])
         if not bool(torch.isfinite(loss)):
-            raise _not_finite(job.out, batch, at)
+            raise _not_finite(job, batch, at)
         loss.backward()  # type: ignore[no-untyped-call]
+        norm = nn.utils.get_total_norm([p.grad for p in job.head.parameters() if p.grad is not None])
+        if not bool(torch.isfinite(norm)):
+            raise _not_finite(job, batch, at)
         for i, part in enumerate(losses):
             sums[i] += float(part.detach().sum())
     if any(counts):
-        norm = nn.utils.clip_grad_norm_(job.head.parameters(), how.clip)
-        if not bool(torch.isfinite(norm)):
-            raise _not_finite(job.out, batches[-1], at)
+        nn.utils.clip_grads_with_norm_(job.head.parameters(), how.clip, norm)
         optimiser.step()
     at.step += 1
     at.tokens += max(counts)
+    if at.epoch and not at.tokens:
+        raise BadInput("No text has a token to learn from: all are too short, or no label is in the draft vocabulary.")
     return [s / max(n, 1) for s, n in zip(sums, counts, strict=True)]
 
 
@@ -198,20 +202,21 @@ def _choose(job: _Job, at: Progress) -> list[int]:
     """The texts of the next step: in the epoch's order until they hold enough supervised tokens."""
     chosen: list[int] = []
     tokens = 0
+    order = _order(job, at.epoch)
     while tokens < min(job.how.step_tokens, job.how.tokens - at.tokens):
-        order = _order(len(job.texts), job.how.seed, at.epoch)
         index = order[at.position]
         chosen.append(index)
-        tokens += job.texts.lengths[index]
+        tokens += job.texts.supervised[index]
         at.position += 1
         if at.position == len(order):
             at.epoch, at.position = at.epoch + 1, 0
+            order = _order(job, at.epoch)
     return chosen
 
 
-def _order(count: int, seed: int, epoch: int) -> list[int]:
-    order = list(range(count))
-    random.Random(f"{seed}/{epoch}").shuffle(order)
+def _order(job: _Job, epoch: int) -> list[int]:
+    order = list(range(len(job.texts)))
+    random.Random(f"{job.how.seed}/{epoch}").shuffle(order)
     return order
 
 
@@ -257,8 +262,7 @@ def _evaluate(job: _Job, at: Progress, evaluate: Evaluate) -> None:
     _log(job.out, at, {"held_out": row})
     if measured.tokens_per_step > at.best:
         at.best, at.best_tokens = measured.tokens_per_step, at.tokens
-        with whole(job.out / BEST) as draft:
-            save_file({k: v.detach().cpu().contiguous() for k, v in job.head.state_dict().items()}, draft)
+        write_tensors(job.out / BEST, job.head.state_dict())
 
 
 def _log(out: Path, at: Progress, values: dict[str, Any]) -> None:
@@ -272,9 +276,7 @@ def _save(head: Head, optimiser: torch.optim.Optimizer, at: Progress, out: Path)
     for index, parameter in enumerate(head.parameters()):
         for key, value in optimiser.state[parameter].items():
             tensors[f"optimiser.{index}.{key}"] = value
-    with whole(out / STATE) as draft:
-        cpu = {k: v.detach().cpu().contiguous() for k, v in tensors.items()}
-        save_file(cpu, draft, metadata={"progress": json.dumps(asdict(at))})
+    write_tensors(out / STATE, tensors, {"progress": json.dumps(asdict(at))})
 
 
 def _resume(head: Head, optimiser: torch.optim.Optimizer, out: Path) -> Progress | None:
@@ -288,8 +290,10 @@ def _resume(head: Head, optimiser: torch.optim.Optimizer, out: Path) -> Progress
         keys = [key for key in list(file.keys()) if key.startswith("optimiser.")]
         for index, parameter in enumerate(head.parameters()):
             mine = [k for k in keys if k.split(".")[1] == str(index)]
-            optimiser.state[parameter] = {k.split(".")[2]: file.get_tensor(k) for k in mine}
-    rows = [json.loads(line) for line in (out / METRICS).read_text(encoding="utf-8").splitlines() if line.endswith("}")]
+            moments = {k.split(".")[2]: file.get_tensor(k) for k in mine}
+            optimiser.state[parameter] = {k: v if k == "step" else v.to(parameter.device) for k, v in moments.items()}
+    *lines, _ = (out / METRICS).read_text(encoding="utf-8").split("\n")  # the last one may be torn
+    rows = [json.loads(line) for line in lines]
     with whole(out / METRICS) as draft:  # what was logged after the state was saved will be logged again
         draft.write_text("".join(json.dumps(r) + "\n" for r in rows if r["step"] <= at.step), encoding="utf-8")
     return at
@@ -308,16 +312,17 @@ def _fill(head: Head, path: Path) -> None:
         head.load_state_dict({k: file.get_tensor(k) for k in head.state_dict()})
 
 
-def _not_finite(out: Path, batch: Batch, at: Progress) -> BadInput:
-    path = out / "bad-batch.safetensors"
+def _not_finite(job: _Job, batch: Batch, at: Progress) -> BadInput:
+    path, state = job.out / "bad-batch.safetensors", job.out / STATE
     tensors = {"token": batch.token_BT, "supervised": batch.supervised_BT.to(torch.uint8)}
     if batch.features.final is not None:
         tensors["final"] = batch.features.final
-    with whole(path) as draft:
-        save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, draft)
+    tensors |= {f"layer.{n}": x for n, x in zip(job.head.needs.layers, batch.features.layers, strict=True)}
+    write_tensors(path, tensors)
     return BadInput(
-        f"The loss or its gradient is not finite at step {at.step} ({at.tokens} tokens). The batch is in {path}, the "
-        f"last good state in {out / STATE}. Look for NaN in its features; else start anew with a lower learning rate."
+        f"The loss or its gradient is not finite at step {at.step} ({at.tokens} tokens). The batch is in {path}, "
+        f"{f'the last good state in {state}' if state.exists() else 'no state was saved yet'}. Look for NaN in the "
+        "batch's features; if there is none, start anew with a lower learning rate."
     )
 
 

@@ -37,9 +37,9 @@ class How:
     cut_loops: bool = True
 
     def __post_init__(self) -> None:
-        if self.max_new_tokens < 1 or self.temperature < 0 or not 0 < self.top_p <= 1:
+        if self.max_new_tokens < 1 or not 0 <= self.temperature < float("inf") or not 0 < self.top_p <= 1:
             raise BadInput(
-                f"{self}: expected max_new_tokens of at least 1, temperature of at least 0, top_p in (0, 1]."
+                f"{self}: expected max_new_tokens of at least 1, a finite temperature of at least 0, top_p in (0, 1]."
             )
 
 
@@ -57,18 +57,24 @@ Tick = Callable[[int], None]  # told of tokens as they come
 def rollout(
     target: Target, prompts: Sequence[Sequence[int]], how: How, stops: Sequence[int], tick: Tick | None = None
 ) -> list[Answer]:
-    """Answer all prompts as one batch. Greedy answers are those of `generate` in fp32, cut where they loop."""
+    """Answer all prompts as one batch. Greedy answers are those of `generate` in fp32, cut where they loop.
+
+    Raises BadInput for a prompt that is empty or leaves no room in the context, or for too many of them.
+    """
+    if not prompts:
+        return []
+    _demand_room(target, prompts, how)
     rows = [_Row(frozenset(stops), how) for _ in prompts]
     generator = torch.Generator(device="cpu").manual_seed(how.seed)
     alive = list(range(len(prompts)))
     cache, logits_BV = _prefill(target, prompts)
     while True:
-        token_B = _choose(logits_BV, how, generator, [i for i, r in enumerate(alive) if not rows[r].ended])
+        token_B = _choose(logits_BV, how, generator)
         tokens = token_B.tolist()
         for row, token in zip(alive, tokens, strict=True):
             rows[row].take(token)
         if tick is not None:
-            tick(sum(len(rows[r].ids) > 0 and not rows[r].frozen for r in alive))
+            tick(sum(not rows[r].frozen for r in alive))
         going = [i for i, r in enumerate(alive) if not rows[r].ended]
         if not going:
             return [Answer(row.ids, row.ended) for row in rows]
@@ -95,13 +101,25 @@ class _Row:
             return
         self.ids.append(token)
         run = tuple(self.ids[-LOOP_RUN:])
-        self._runs[run] += len(run) == LOOP_RUN
+        self._runs[run] += 1  # a shorter one, at the start, stands there once
         if token in self.stops:
             self.ended = "stop"
         elif self.how.cut_loops and self._runs[run] >= LOOP_TIMES:
             self.ended = "loop"
         elif len(self.ids) == self.how.max_new_tokens:
             self.ended = "length"
+
+
+def _demand_room(target: Target, prompts: Sequence[Sequence[int]], how: How) -> None:
+    target.can.demand("rollback", "Answering in batches")
+    if len(prompts) > target.can.max_batch:
+        raise BadInput(f"{len(prompts)} prompts in one batch; this target takes at most {target.can.max_batch}.")
+    shortest, longest = (f(map(len, prompts)) for f in (min, max))
+    if not shortest or longest + how.max_new_tokens > target.can.max_positions:
+        raise BadInput(
+            f"Prompts of {shortest} to {longest} tokens: expected at least one, and room for {how.max_new_tokens} more "
+            f"in a context of {target.can.max_positions}. Lower the number of new tokens or leave long prompts out."
+        )
 
 
 def _prefill(target: Target, prompts: Sequence[Sequence[int]]) -> tuple[Any, Tensor]:
@@ -116,7 +134,7 @@ def _prefill(target: Target, prompts: Sequence[Sequence[int]]) -> tuple[Any, Ten
     return cache, rows.project(rows.hidden_BND[:, 0])
 
 
-def _choose(logits_BV: Tensor, how: How, generator: torch.Generator, live: Sequence[int]) -> Tensor:
+def _choose(logits_BV: Tensor, how: How, generator: torch.Generator) -> Tensor:
     """The next token of every row; randomness is spent on all rows alike, so it depends on the batch only."""
     if how.temperature == 0:
         return first_max(logits_BV).cpu()

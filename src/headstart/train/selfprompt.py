@@ -9,18 +9,21 @@ from __future__ import annotations
 import json
 import random
 import re
+import unicodedata
 from collections import Counter
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from headstart.errors import BadInput
 from headstart.targets.base import Target
 from headstart.train.grams import WORD, Seen
 from headstart.train.rollout import How, Tick, rollout
 
+OF_SCRIPT = 0.8
 MARK = "user-turn-starts-here"
-SENTENCE_END = re.compile("[.!?:\u3002\uff01\uff1f](?=\\s|$)")
+SENTENCE_END = re.compile("[.!?:](?=\\s|$)|[\u3002\uff01\uff1f]")  # Chinese and Japanese put no blank behind
+BROKEN = ("Cc", "Cs", "Co", "Cn")  # control, surrogate, private, unassigned
 
 
 class Invented(NamedTuple):
@@ -33,7 +36,11 @@ class Invented(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Inventing:
-    """How prompts are made up. `seeded` is the share that starts from an opener of `categories` (empty: of all)."""
+    """How prompts are made up. `seeded` is the share that starts from an opener of `categories` (empty: of all).
+
+    Kept are prompts of `words` words, a share of `distinct_words` different, with most (`OF_SCRIPT`) letters from
+    `script` if one is named ("LATIN", "CYRILLIC", "CJK", ... as Unicode names letters).
+    """
 
     temperature: float = 1.0
     top_p: float = 0.95
@@ -42,6 +49,7 @@ class Inventing:
     categories: tuple[str, ...] = ()
     words: tuple[int, int] = (3, 120)
     distinct_words: float = 0.4
+    script: str = ""
     seed: int = 0
 
 
@@ -60,31 +68,56 @@ def invent(target: Target, how: Inventing, count: int, unit: int, tick: Tick | N
     pool = openers(how.categories)
     seeds = [rng.choice(pool) if rng.random() < how.seeded else ("", "") for _ in range(count)]
     chat = bool(getattr(target.tokenizer, "chat_template", None))
-    before = open_turn(target) if chat else _nothing(target)
-    starts = [(before + opener if chat else opener or before, opener, category) for category, opener in seeds]
-    prompts = [target.tokenizer.encode(start, add_special_tokens=False) for start, _, _ in starts]
+    before, after = _frame(target) if chat else (_nothing(target), "")
+    prompts = [target.tokenizer.encode(before + opener, add_special_tokens=False) for _, opener in seeds]
     sampling = How(
         max_new_tokens=how.max_tokens, temperature=how.temperature, top_p=how.top_p, seed=rng.getrandbits(48)
     )
+    specials = [token for token, entry in target.tokenizer.added_tokens_decoder.items() if entry.special]
+    answers = rollout(target, prompts, sampling, [*target.eos, *specials], tick)
     out = []
-    for (_, opener, category), ids, answer in zip(
-        starts, prompts, rollout(target, prompts, sampling, target.eos, tick), strict=True
-    ):
-        said = [i for i in answer.ids if i not in target.eos]
-        text = opener + target.tokenizer.decode(said, skip_special_tokens=True)
-        if answer.ended != "stop" and chat:
-            text = _whole_sentences(text)
-        out.append(Invented(text.strip() if chat else text, [] if chat else [*ids, *said], category))
+    for (category, opener), ids, answer in zip(seeds, prompts, answers, strict=True):
+        said = answer.ids[:-1] if answer.ended == "stop" else answer.ids
+        text = _continuation(target.tokenizer, ids, said)
+        if chat:
+            text = _turn(text, after, answer.ended == "stop")
+        text = (opener + text).strip() if text.strip() else ""  # an opener alone asks for nothing
+        out.append(Invented(text, [] if chat else [*ids, *said], category))
     return out
 
 
 def open_turn(target: Target) -> str:
     """The template's text up to where a first user message would stand."""
-    shown = target.tokenizer.apply_chat_template([{"role": "user", "content": MARK}], tokenize=False)
-    before, found, _ = str(shown).partition(MARK)
-    if not found:
-        raise BadInput("The chat template does not show the user's message; prompts cannot be invented from it.")
-    return before
+    return _frame(target)[0]
+
+
+def _frame(target: Target) -> tuple[str, str]:
+    """The template's text before a first user message, and the mark behind it that closes the turn."""
+    asked = [{"role": "user", "content": MARK}]
+    shown = target.tokenizer.apply_chat_template(asked, tokenize=False, add_generation_prompt=True)
+    before, found, after = str(shown).partition(MARK)
+    if not found or not before:
+        raise BadInput(
+            "The chat template does not show the user's message, or writes nothing before it; prompts cannot be "
+            "invented from it. Give prompts instead."
+        )
+    return before, after.strip().partition("\n")[0]
+
+
+def _turn(text: str, after: str, ended: bool) -> str:
+    """What the user says: up to the closing mark (not every template has a special token for it), or the sentences
+    that are whole."""
+    said, closed, _ = text.partition(after) if after else (text, "", "")
+    return said if closed or ended else _whole_sentences(said)
+
+
+def _continuation(tokenizer: Any, before: list[int], ids: list[int]) -> str:
+    """What the ids say behind others: alone, some tokenizers drop their first blank."""
+    start, whole = (
+        tokenizer.decode(x, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        for x in (before, before + ids)
+    )
+    return str(whole)[len(start) :]
 
 
 def _nothing(target: Target) -> str:
@@ -120,6 +153,9 @@ def _fault(text: str, how: Inventing) -> str:
         return "length"
     if len(set(words)) < how.distinct_words * len(words):
         return "repetition"
-    if "\ufffd" in text or sum(not c.isprintable() and c not in "\n\t" for c in text):
+    if "\ufffd" in text or any(unicodedata.category(c) in BROKEN and c not in "\n\r\t" for c in text):
         return "broken characters"
+    letters = [c for c in text if c.isalpha()]
+    if how.script and sum(how.script in unicodedata.name(c, "") for c in letters) < OF_SCRIPT * len(letters):
+        return "language"
     return ""

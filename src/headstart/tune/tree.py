@@ -19,10 +19,10 @@ NEVER = -1  # rank of a token that is not among the guesses
 
 
 def by_accuracy(accuracy_DR: Sequence[Sequence[float]]) -> Callable[[Path], float]:
-    """Value under independence (the paper's): the product of `accuracy_DR[depth][rank]`, per rank, not cumulative."""
-    return lambda path: math.prod(
-        row[rank] if rank < len(row) else 0.0 for row, rank in zip(accuracy_DR, path, strict=False)
-    )
+    """Value under independence (the paper's): the product of `accuracy_DR[depth][rank]`, per rank, not cumulative.
+    Ranks and depths that were not measured are worth nothing."""
+    accuracy = {(depth, rank): x for depth, row in enumerate(accuracy_DR) for rank, x in enumerate(row)}
+    return lambda path: math.prod(accuracy.get(place, 0.0) for place in enumerate(path))
 
 
 def by_paths(ranks: Iterable[Sequence[int]]) -> Callable[[Path], float]:
