@@ -12,10 +12,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors import SafetensorError, safe_open
 
 from headstart.errors import BadInput
 from headstart.testing import table_target, tiny_target
-from headstart.train.files import read_jsonl, same_or_refuse, whole, write_json, write_jsonl
+from headstart.train.files import read_jsonl, same_or_refuse, whole, write_json, write_jsonl, write_tensors
 from headstart.train.fingerprint import fingerprint, of_tensors, of_text
 
 ROWS: list[Any] = [
@@ -175,6 +176,27 @@ def test_damage_is_refused(tmp_path: Path, body: bytes) -> None:
         read_jsonl(tmp_path / "rows.jsonl")
 
 
+# --- tensors
+
+
+def test_tensors_come_back(tmp_path: Path) -> None:
+    x = torch.arange(6.0).view(2, 3)
+    named = {"plain": x, "turned": x.T, "part": x[:, 1], "half": x.to(torch.bfloat16), "one": x.sum()}
+    write_tensors(tmp_path / "new" / "x.safetensors", named, {"note": "schön"})
+    with safe_open(tmp_path / "new" / "x.safetensors", "pt") as file:
+        assert file.metadata() == {"note": "schön"} and set(file.keys()) == set(named)
+        for name, tensor in named.items():
+            assert torch.equal(file.get_tensor(name), tensor) and file.get_tensor(name).dtype == tensor.dtype
+    assert names(tmp_path / "new") == ["x.safetensors"]
+
+
+def test_a_full_disk_is_said_by_safetensors_too(tmp_path: Path) -> None:
+    for text, expected in (("I/O error: No space left on device (os error 28)", BadInput), ("header", SafetensorError)):
+        with pytest.raises(expected, match="disk is full" if expected is BadInput else "header"), whole(tmp_path / "x"):
+            raise SafetensorError(text)
+    assert names(tmp_path) == []
+
+
 # --- settings
 
 CONFIG: dict[str, Any] = {"seed": 1, "words": (3, 120), "name": "schön", "deep": {"a": [1], "b": None}}
@@ -199,7 +221,7 @@ def test_every_difference_is_shown_with_both_values(tmp_path: Path) -> None:
     first, *lines, last = str(caught.value).splitlines()
     assert str(tmp_path) in first and "answers made with other settings" in first and "another directory" in last
     assert lines == [
-        "  deep: was {'a': [1], 'b': None}, now {'a': [1], 'b': 0}",
+        "  deep.b: was None, now 0",
         "  extra: was None, now 'x'",
         "  seed: was 1, now 2",
         "  words: was [3, 120], now None",

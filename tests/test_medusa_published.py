@@ -171,6 +171,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, Tensor]]] = {
     "a target's heads": ("unknown fields: num_attention_heads", ONE | {"num_attention_heads": 8}, V_BLOCKS | V_HEADS),
     "scaled logits": (r"logit_scale is 0\.5", ONE | {"logit_scale": 0.5}, V_BLOCKS | V_HEADS),
     "no switch": ("'original_lm_head': 'false'", ONE | {"original_lm_head": "false"}, V_BLOCKS | V_HEADS),
+    "packed weights": ("0.0.linear.weight .* torch.int8", REFERENCE, BLOCKS | {"0.0.linear.weight": W00.char()}),
     "two counts": ("'num_heads': 2, 'medusa_num_heads': 3", ONE | {"medusa_num_heads": 3}, V_BLOCKS | V_HEADS),
     "a count that is none": ("'medusa_num_heads': '2'", REFERENCE | {"medusa_num_heads": "2"}, BLOCKS),
     "no heads": ("'medusa_num_heads': 0", REFERENCE | {"medusa_num_heads": 0}, BLOCKS),
@@ -239,6 +240,10 @@ def test_half_precision_stays(tmp_path: Path) -> None:
     found = load(written(tmp_path, REFERENCE, {name: t.half() for name, t in (BLOCKS | OWN).items()}))
     assert found.record.dtype == "float16"
     assert torch.equal(found.head.state_dict()["lm_heads"][1], L1.half())
+    mixed = {name: t.half() if "linear" in name else t for name, t in (BLOCKS | OWN).items()}
+    found = load(written(tmp_path, REFERENCE, mixed))
+    assert torch.equal(found.head.state_dict()["lm_heads"][1], L1)  # not rounded to the type of the blocks
+    assert torch.equal(found.head.state_dict()["weights.0"][0], W00.half().float())
 
 
 # --- on a target -------------------------------------------------------------------------------------------

@@ -86,6 +86,7 @@ def train(
     family: Annotated[str, typer.Option(help="Kind of head.")] = "medusa",
     heads: Annotated[int, typer.Option(help="Tokens guessed ahead.")] = 5,
     layers: Annotated[int, typer.Option(help="Blocks per head.")] = 1,
+    own_lm_heads: Annotated[bool, typer.Option("--own-lm-heads", help="An LM head per head, as published.")] = False,
     tokens: Annotated[str, typer.Option(help="Supervised tokens to train on: 300k, 2M.")] = "1M",
     draft_vocab: Annotated[int, typer.Option(help="Tokens that can be drafted; 0 for all.")] = 8192,
     tree_nodes: Annotated[int, typer.Option(help="Nodes of the tree saved with the head, root included.")] = 32,
@@ -121,8 +122,11 @@ def train(
         autocast=autocast,
         seed=seed,
     )
+    fields: dict[str, Any] = {"heads": heads, "layers": layers}
+    if own_lm_heads:
+        fields |= {"own_lm_heads": True, "own_ids": bool(draft_vocab)}
     recipe = Recipe(
-        training=training, family=family, head={"heads": heads, "layers": layers}, draft_vocab=draft_vocab or None,
+        training=training, family=family, head=fields, draft_vocab=draft_vocab or None,
         tree_nodes=tree_nodes, on_the_fly=on_the_fly, on_long="refuse" if refuse_long else "cut",
     )  # fmt: skip
     place = cache or out.parent / "cache"

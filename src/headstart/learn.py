@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from headstart._version import __version__
 from headstart.catalogue import family
@@ -138,6 +139,8 @@ def fitted(
         torch.manual_seed(recipe.training.seed)
         head = start.head if start is not None else kind.head(config, target.width, vocab.size)
     head = head.to(target.device, torch.float32).train()
+    if start is None:
+        head.adopt(_head_rows(target, vocab), vocab.ids_U)
     texts, held = captured(target, data, head, recipe, cache, report)
     parts = HeldOut(target, head, vocab, held, depths=len(recipe.training.weights), nodes=recipe.tree_nodes)
     record = {
@@ -173,6 +176,13 @@ def fitted(
     }
     save(out / "head", head, recipe.family, target=target, target_name=target_name, vocab=vocab, paths=paths, card=card)
     return Fitted(head, vocab, paths, progress, result)
+
+
+@torch.no_grad()
+def _head_rows(target: Target, vocab: DraftVocab) -> Tensor:
+    """`[U, D]`, read off the head itself: a packed one shows no rows. Differs where a soft-cap bends the logits."""
+    unit_DD = torch.eye(target.width, device=target.device, dtype=target.can.dtype)
+    return target.readout(vocab.ids_U).project(unit_DD).T.float()
 
 
 def draft_vocab(target: Target, samples: Sequence[Sample], size: int | None) -> DraftVocab:

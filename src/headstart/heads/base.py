@@ -77,6 +77,10 @@ class Head(nn.Module, ABC):
     def step(self, cache: Any, state: Any, frontier: Frontier) -> tuple[Tensor, Any]:
         """One pass of the head: features `[B, W, horizon, F]`, and the state for the rows below."""
 
+    def adopt(self, rows_UD: Tensor, ids_U: Tensor | None) -> None:
+        """Let read-outs of its own, if there are any, start as the target's rows of these ids (None: of all)."""
+        return
+
     def readout(self, depth: int) -> Readout | None:
         """The read-out of the token at that depth (1 is the root's child); None borrows the target's LM head."""
         return None

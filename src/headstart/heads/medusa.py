@@ -117,6 +117,19 @@ class Medusa(Head):
             z_KRD = z_KRD + nn.functional.silu(torch.baddbmm(bias_KD[:, None], z_KRD, weight_KDD.transpose(1, 2)))
         return z_KRD.transpose(0, 1).reshape(n_requests, n_rows, -1, width), state
 
+    @torch.no_grad()
+    def adopt(self, rows_UD: Tensor, ids_U: Tensor | None) -> None:
+        """Every own LM head starts as the target's (section 2.1.1)."""
+        if self.lm_heads is None:
+            return
+        if self.config.own_ids is not (ids_U is not None):
+            raise BadInput(
+                f"{self.config}: own rows of a trimmed draft vocabulary need own_ids, those of a full one not."
+            )
+        self.lm_heads.copy_(rows_UD)
+        if self.token_map is not None and ids_U is not None:
+            self.token_map.copy_(ids_U)
+
     def readout(self, depth: int) -> Readout | None:
         """Own rows if it has them."""
         if self.lm_heads is None:

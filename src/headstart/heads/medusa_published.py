@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
 from typing import Any, NamedTuple
 
 import torch
@@ -31,6 +32,7 @@ ABOUT = {  # where a head comes from, or how its authors' own program drafts: no
     *("base_model_name_or_path", "max_paths", "topk", "max_seq_len", "bos_token_id", "eos_token_id", "pad_token_id"),
 }
 PREFIX = "medusa_heads."
+PLAIN = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 MAP = "token_map"
 SHOWN = 12  # names in a message
 
@@ -140,10 +142,9 @@ def _demand_names(found: Mapping[str, Tensor], layout: _Layout, sizes: _Sizes) -
 
 
 def _filled(config: Mapping[str, Any], found: Mapping[str, Tensor], layout: _Layout, sizes: _Sizes) -> Converted:
-    first = found[layout.block(0, 0, "weight")]
-    width = _option(config, "hidden_size") or first.shape[-1]
+    width = _option(config, "hidden_size") or found[layout.block(0, 0, "weight")].shape[-1]
     token_map = _token_map(config, found)
-    dtype = first.dtype
+    dtype = _dtype({name: tensor for name, tensor in found.items() if name != MAP})
 
     def stacked(j: int, part: str, shape: list[int]) -> Tensor:
         if part == "bias" and not sizes.bias:
@@ -173,6 +174,17 @@ def _filled(config: Mapping[str, Any], found: Mapping[str, Tensor], layout: _Lay
         own_ids=MAP in state,
     )
     return Converted(ours, state, token_map, width, vocab_size, _notes(layout, sizes, state))
+
+
+def _dtype(found: Mapping[str, Tensor]) -> torch.dtype:
+    """The smallest that holds all weights as they are."""
+    packed = sorted(name for name, tensor in found.items() if tensor.dtype not in PLAIN)
+    if packed:
+        raise BadInput(
+            f"{_listed(packed)} of the Medusa head are {found[packed[0]].dtype}; expected plain floating-point ones. "
+            "Undo the quantisation first."
+        )
+    return reduce(torch.promote_types, {tensor.dtype for tensor in found.values()})
 
 
 def _token_map(config: Mapping[str, Any], found: Mapping[str, Tensor]) -> Tensor | None:
