@@ -180,6 +180,16 @@ def test_chinese_sentences_end_without_a_blank(script: Callable[..., Scripted]) 
     assert keep(found, FREE, Seen()) == (found, Counter())  # six characters are words enough
 
 
+def test_a_turn_may_be_closed_by_the_header_of_the_answer_alone(script: Callable[..., Scripted]) -> None:
+    alpaca = (
+        "{% for m in messages %}{{ '### ' + m.role + ':\n' + m.content + '\n\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '### assistant:\n' }}{% endif %}"
+    )
+    target = chat_target(alpaca)
+    script(target, ("Name a bird\n\n### assistant:\nA wren. An", "length"))
+    assert invent(target, FREE, 1, 0) == [Invented("Name a bird", [], "")]
+
+
 def test_special_tokens_end_a_turn_and_are_no_text(script: Callable[..., Scripted]) -> None:
     target = chat_target(vocab_size=260, eos=7)
     target.tokenizer.add_special_tokens({"additional_special_tokens": ["<a>", "<b>"]})
@@ -201,21 +211,14 @@ def test_a_tokenizer_that_drops_the_first_blank(script: Callable[..., Scripted])
         assert (prompt.category, prompt.text.removesuffix(" blue whales.")) in OPENERS
 
 
-def test_a_prompt_of_the_real_rollout(tiny: Callable[..., HFTarget]) -> None:
-    target = chat_target(eos=40)
-    how = Inventing(max_tokens=30, seeded=0.5)
-    found = invent(target, how, 8, 0)
-    starts = [target.tokenizer.encode(open_turn(target))] * 8  # the text of an unseeded prompt is that of its answer
-    said = [p for p in found if not p.category and p.text]
-    assert said and all(p.ids == [] for p in found)
-    assert all(len(p.text) <= 30 for p in said)
+def test_a_prompt_of_the_real_rollout() -> None:
+    target = chat_target(eos=range(64, 74))
     ticks: list[int] = []
-    assert invent(target, how, 8, 0, ticks.append) == found and sum(ticks) > 100
-    greedy = rollout(target, starts[:1], How(max_new_tokens=30), [40])[0]
-    text = target.tokenizer.decode([i for i in greedy.ids if i != 40])
-    cold = invent(target, Inventing(temperature=0.0, max_tokens=30, seeded=0.0), 2, 5)
-    expected = text if greedy.ended == "stop" else selfprompt._whole_sentences(text)
-    assert [p.text for p in cold] == [expected.strip()] * 2
+    cold = invent(target, Inventing(temperature=0.0, max_tokens=60, seeded=0.0), 2, 5, ticks.append)
+    start = target.tokenizer.encode(open_turn(target))
+    greedy = rollout(target, [start], How(max_new_tokens=60), target.eos)[0]
+    assert greedy.ended == "stop" and len(greedy.ids) > 3 and sum(ticks) == 2 * len(greedy.ids)
+    assert cold == [Invented(target.tokenizer.decode(greedy.ids[:-1]).strip(), [], "")] * 2
 
 
 # --- base models

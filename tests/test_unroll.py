@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import headstart as hs
-from headstart.core import Budget, Committed, Draft, Features, Kind, Taps
+from headstart.core import Budget, Committed, Draft, Features, Kind, Readout, Taps
 from headstart.drafting import HeadDrafter
 from headstart.errors import BadInput, Unsupported
 from headstart.heads.base import Frontier, Head, Known
@@ -423,12 +423,23 @@ POLICIES: dict[str, Policy] = {
     "tree": hs.StaticTree(paths=PATHS),
     "deep": hs.StaticTree(paths=[*PATHS, (0, 2, 1, 0), (0, 2, 1, 1), (1, 1, 3, 0), (1, 1, 3, 0, 0), (0, 2, 1, 1, 2)]),
 }
+
+
+class Owner(Toy):
+    """A read-out of its own at each depth."""
+
+    def readout(self, depth: int) -> Readout:
+        rows_VD = torch.randn(V, D, generator=torch.Generator().manual_seed(50 + depth))
+        return Readout(lambda h: h @ rows_VD.T, V)
+
+
 HEADS: dict[str, Callable[[], Head]] = {
     "medusa": lambda: medusa(5),
     "alone": lambda: Toy(alone=True),
     "seeing": lambda: Toy(alone=False),
     "two slots": lambda: Toy(alone=False, slots=2),
     "three slots": lambda: Toy(alone=True, slots=3),
+    "own readouts": lambda: Owner(alone=False, slots=2),
 }
 
 
@@ -443,7 +454,7 @@ def known(lengths: Sequence[int]) -> Committed:
 
 def naive(head: Head, target: HFTarget, new: Committed, row: int, path: tuple[int, ...]) -> list[int]:
     """Tokens of one path of ranks, drafted alone: every step has one row, every read-out one logit vector."""
-    readout, count = target.readout(), len(new.tokens[row])
+    borrowed, count = target.readout(), len(new.tokens[row])
     assert new.features.final is not None
     with torch.no_grad():
         next_BA = torch.tensor([[*new.tokens[row][1:], new.roots[row]]])
@@ -455,7 +466,7 @@ def naive(head: Head, target: HFTarget, new: Committed, row: int, path: tuple[in
                 frontier = Frontier(torch.tensor([[line[-1]]]), anchor, depth)
                 feature_BWHF, state = head.step(cache, state, frontier)
                 slots = list(feature_BWHF[0, 0])
-            logits_V = readout.project(slots.pop(0)[None])[0]
+            logits_V = (head.readout(depth + 1) or borrowed).project(slots.pop(0)[None])[0]
             line.append(int(logits_V.sort(descending=True, stable=True).indices[rank]))
     return line[1:]
 
