@@ -319,7 +319,9 @@ def test_other_work_in_the_same_directory_is_refused(tmp_path: Path) -> None:
     target = chat_target()
     distil(target, given(), tmp_path, HOW)
     before = files_of(tmp_path)
-    retold = [c._replace(messages=[said("user", "new"), *c.messages[1:]]) for c in many(7)]
+    retold = [c._replace(messages=[said("user", c.messages[0]["content"][::-1]), *c.messages[1:]]) for c in many(7)]
+    advised = [c._replace(messages=[said("system", "x"), *c.messages]) for c in many(7)]
+    renamed = [c._replace(id=f"{c.id}x") for c in many(7)]
     others: list[tuple[str, HFTarget, Source, How]] = [
         ("  max_new_tokens: was 10, now 11", target, given(), How(max_new_tokens=11)),
         ("  temperature: was 0.0, now 0.5", target, given(), How(max_new_tokens=10, temperature=0.5)),
@@ -327,7 +329,7 @@ def test_other_work_in_the_same_directory_is_refused(tmp_path: Path) -> None:
         ("  seed: was 0, now 3", target, given(), How(max_new_tokens=10, seed=3)),
         ("  cut_loops: was True, now False", target, given(), How(max_new_tokens=10, cut_loops=False)),
         ("  batch: was 3, now 2", target, Given(many(7), batch=2), HOW),
-        ("  prompts: was ", target, Given(retold, batch=3), HOW),
+        *(("  prompts: was ", target, Given(new, batch=3), HOW) for new in (retold, advised, renamed)),
         ("  count: was 7, now 6", target, Given(many(6), batch=3), HOW),
         ("  source: was 'given', now 'other'", target, Given(many(7), batch=3, name="other"), HOW),
         ("  source: was 'given', now 'self'", target, invented(), HOW),

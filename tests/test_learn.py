@@ -137,12 +137,15 @@ def test_gather_answers_the_held_out_prompts_and_reads_chats(tmp_path: Path) -> 
     target = tiny_target(max_positions=4096)
     chats = tmp_path / "chats.jsonl"
     said = [{"role": "user", "content": "abc"}, {"role": "assistant", "content": "def"}]
-    chats.write_text("".join(json.dumps({"messages": said}) + "\n" for _ in range(2)) + '{"messages": []}\n')
-    with pytest.raises(BadInput, match="line 3"):
+    kept_back = [dict(packaged()[0].messages[0]), said[1]]
+    rows = [said, said, kept_back]
+    chats.write_text("".join(json.dumps({"messages": row}) + "\n" for row in rows) + '{"messages": []}\n')
+    with pytest.raises(BadInput, match="line 4"):
         gather(target, [chats], tmp_path / "cache")
     found = gather(target, [answered(target, tmp_path / "answers", 6), chats], tmp_path / "cache", on_bad="skip")
     assert len(found.samples) == 8
     assert found.report["files"]["chats.jsonl"] == {"chats": 2, "skipped": 1}
+    assert found.report["too_like_held_out"] == 1
     turns = sum(sum(m["role"] == "user" for m in p.messages) for p in packaged())
     assert len(found.held_out) == turns
     again = held_out_answers(target, tmp_path / "cache")

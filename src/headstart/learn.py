@@ -28,9 +28,10 @@ from headstart.prompts import packaged
 from headstart.replay import Replayed
 from headstart.targets.base import Target
 from headstart.train.capture import Live, Texts, Window, capture
-from headstart.train.distil import Given, Row, distil, read_answers, summary
+from headstart.train.distil import Given, Row, distil, read_answers, summary, user_text
 from headstart.train.files import write_json
 from headstart.train.fingerprint import fingerprint, of_tensors, of_text
+from headstart.train.grams import Seen
 from headstart.train.loop import METRICS, Progress, Report, Training, train
 from headstart.train.plot import plot
 from headstart.train.readers import Chat, read
@@ -86,20 +87,31 @@ def gather(
     report: Report | None = None,
 ) -> Data:  # fmt: skip
     """Read directories of answers (`headstart distill`) and files of chats with answers; answer the held-out prompts.
+    Texts whose prompt shares a run of 8 words with a held-out one are left out, and counted.
 
     Raises BadInput for what cannot be read, or if nothing supervised is left.
     """
     folders = [path for path in sources if path.is_dir()]
     rows = read_answers(*folders) if folders else []
-    samples = [of_row(row) for row in rows if len(row.response_ids) > 1]
+    kept_back = Seen(user_text(p.messages) for p in packaged())
+    clear = [row for row in rows if not kept_back.overlaps(user_text(row.messages))]
+    samples = [of_row(row) for row in clear if len(row.response_ids) > 1]
     notes: dict[str, Any] = {"answers": summary(rows)._asdict() if rows else None, "files": {}}
+    too_like = len(rows) - len(clear)
     for path in (path for path in sources if not path.is_dir()):
         reading = read(path, on_bad=on_bad)
-        chats = [chat for chat in reading.chats if any(m["role"] == "assistant" for m in chat.messages)]
+        answered = [chat for chat in reading.chats if any(m["role"] == "assistant" for m in chat.messages)]
+        chats = [chat for chat in answered if not kept_back.overlaps(user_text(chat.messages))]
+        too_like += len(answered) - len(chats)
         samples += [sample(target.tokenizer, chat.messages) for chat in chats]
         notes["files"][path.name] = {"chats": len(chats), "skipped": len(reading.skipped)}
     samples, cut, dropped = fit(samples, target.can.max_positions, on_long=on_long)
-    notes |= {"cut": cut, "dropped": dropped, "supervised": sum(sum(s.supervised) for s in samples)}
+    notes |= {
+        "cut": cut,
+        "dropped": dropped,
+        "too_like_held_out": too_like,
+        "supervised": sum(sum(s.supervised) for s in samples),
+    }
     if getattr(target.tokenizer, "chat_template", None):
         held_out = held_out_answers(target, cache, report)
     else:

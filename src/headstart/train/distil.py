@@ -83,7 +83,7 @@ class Given:
 
     def __init__(self, chats: Sequence[Chat], batch: int, name: str = "given", *, held_out: bool = False) -> None:
         self.name, self.batch = name, _at_least_one(batch, "batch")
-        kept_back = Seen() if held_out else Seen(_text(p.messages) for p in packaged())
+        kept_back = Seen() if held_out else Seen(user_text(p.messages) for p in packaged())
         talks = [Talk(chat.id, chat.category, *user_turns(chat)) for chat in chats if chat.text is None]
         self.kept = [t for t in talks if t.turns and not kept_back.overlaps("\n".join(t.turns))]
         self.dropped = len(chats) - len(self.kept)
@@ -176,7 +176,7 @@ def distil(
     made_by = {"format": FORMAT, "target": fingerprint(target), "stops": list(target.eos)}
     record = {**made_by, "source": source.name, **source.config(), **asdict(how)}
     same_or_refuse(out / "distil.json", record, "answers")
-    seen = Seen(_text(p.messages) for p in packaged())
+    seen = Seen(user_text(p.messages) for p in packaged())
     clock = _Clock(source.total(part), report)
     unit = part[0]
     while clock.done < clock.total:
@@ -184,7 +184,7 @@ def distil(
         rows = _finished(path)
         if rows:
             for row in rows:
-                seen.add(_text(row.messages))
+                seen.add(user_text(row.messages))
             clock.skip(_talks(rows))
         else:
             talks = source.talks(target, unit, seen)
@@ -279,8 +279,8 @@ def read_answers(*folders: Path, drop_duplicates: bool = True) -> list[Row]:
         for path in paths:
             left_out = set()
             for row in _rows(path):
-                text = _text(row.messages)
-                talk = (row.id, _text(row.messages[:2]))  # the first turn, perhaps behind a system message
+                text = user_text(row.messages)
+                talk = (row.id, user_text(row.messages[:2]))  # the first turn, perhaps behind a system message
                 if drop_duplicates and row.turn == 0 and seen.overlaps(text):
                     left_out.add(talk)
                 if talk not in left_out:
@@ -299,11 +299,12 @@ def summary(rows: Sequence[Row]) -> Summary:
         ended=dict(Counter(row.ended for row in rows)),
         sources=dict(Counter(row.source for row in answered)),
         categories=dict(Counter(row.category or "free" for row in answered)),
-        prompts=diversity(_text(row.messages) for row in answered if row.turn == 0),
+        prompts=diversity(user_text(row.messages) for row in answered if row.turn == 0),
     )
 
 
-def _text(messages: Sequence[Message]) -> str:
+def user_text(messages: Sequence[Message]) -> str:
+    """What the user said, turn by turn: the text that overlaps are looked for in."""
     return "\n".join(m["content"] for m in messages if m["role"] == "user")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,22 +13,6 @@ from headstart.vocab.base import DraftVocab
 from headstart.vocab.trimmed import Trimmed
 
 PENDING = 1 << 20  # tokens gathered between two histograms: a histogram costs V, however short the rows are
-
-
-class Counts(NamedTuple):
-    """How often each target id occurred, `[V]` int64. The target's own answers rank better than raw text does."""
-
-    count_V: Tensor
-
-    @property
-    def total(self) -> int:
-        """Tokens counted."""
-        return int(self.count_V.sum())
-
-    @property
-    def distinct(self) -> int:
-        """Ids that occurred at all; a small corpus may have fewer than a draft vocabulary holds."""
-        return int(self.count_V.count_nonzero())
 
 
 def count_tokens(rows: Iterable[Sequence[int]], size: int) -> Tensor:
