@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup demo test test-all lint bench clean
+.PHONY: setup demo test test-all lint bench curve clean
 
 setup: .venv/.ready
 
@@ -34,7 +34,17 @@ bench: setup
 	$(BIN)/python bench/plain.py
 	$(BIN)/python bench/overhead.py
 	$(BIN)/python bench/lookup.py
+	$(BIN)/python bench/distil.py
+	$(BIN)/python bench/training.py
 	$(BIN)/python bench/table.py
+
+# Medusa from nothing, and what it brings after 100k to 2M tokens: hours on two cores; stop and start as you like
+curve: setup
+	$(BIN)/headstart distill smollm2-135m --self-prompt 20000 --out runs/self
+	for n in 100k 300k 1M 2M; do \
+		$(BIN)/headstart train smollm2-135m runs/self --tokens $$n --out runs/medusa-$$n --cache runs/cache || exit 1; \
+	done
+	$(BIN)/python bench/heads.py runs/medusa-*/head --dtype auto --check 8
 
 clean:
 	rm -rf .venv build dist
