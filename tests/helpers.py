@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -25,22 +26,35 @@ def prompts(count: int, seed: int = 0, low: int = 1, high: int = 20, vocab: int 
     return [[rng.randrange(vocab) for _ in range(rng.randint(low, high))] for _ in range(count)]
 
 
+@contextmanager
+def stock_attention(model: Any) -> Iterator[None]:
+    """Transformers' own attention in place of ours."""
+    ours = model.config._attn_implementation
+    if ours.startswith("headstart"):
+        model.set_attn_implementation("sdpa")
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(ours)
+
+
 def stock(target: Any, ids: list[int], count: int, **settings: Any) -> list[int]:
     """The greedy answer of transformers' own generate(): no code of ours takes part."""
-    out = target.model.generate(
-        torch.tensor([ids]),
-        attention_mask=torch.ones(1, len(ids), dtype=torch.long),
-        max_new_tokens=count,
-        do_sample=False,
-        pad_token_id=0,
-        **settings,
-    )
+    with stock_attention(target.model):
+        out = target.model.generate(
+            torch.tensor([ids]),
+            attention_mask=torch.ones(1, len(ids), dtype=torch.long),
+            max_new_tokens=count,
+            do_sample=False,
+            pad_token_id=0,
+            **settings,
+        )
     return out[0, len(ids) :].tolist()
 
 
 def causal_logits(target: Any, ids: list[int]) -> torch.Tensor:
     """`[T, V]` of one ordinary pass over the whole text, without a cache."""
-    with torch.no_grad():
+    with torch.no_grad(), stock_attention(target.model):
         return target.model(input_ids=torch.tensor([ids]), use_cache=False).logits[0]
 
 

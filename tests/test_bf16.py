@@ -54,7 +54,7 @@ def test_padding_keys_changes_nothing() -> None:
 def test_fp32_makes_no_such_claim_and_says_what_it_found() -> None:
     target = tiny_target()
     assert isinstance(target.can.same_bits, bool)
-    assert target.model.config._attn_implementation == "sdpa"
+    assert target.model.config._attn_implementation == hf_attention.GROUPED
 
 
 @UNITS

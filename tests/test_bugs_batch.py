@@ -79,11 +79,11 @@ def test_a_batch_of_64(tiny):
     coverage.demand(distinct=60, ragged=True)
 
 
-def test_a_batch_of_65_is_refused(tiny):
-    with pytest.raises(BadInput, match=r"65.*64"):
-        hs.generate(tiny(), prompts(65))
-    with pytest.raises(BadInput, match=r"65.*64"):  # 13 prompts, 5 samples each
-        hs.generate(tiny(), prompts(13), sampling=Sampling(temperature=1.0, n=5))
+def test_a_batch_beyond_what_the_target_takes_is_refused(tiny):
+    with pytest.raises(BadInput, match=r"257.*256"):
+        hs.generate(tiny(), prompts(257))
+    with pytest.raises(BadInput, match=r"260.*256"):  # 52 prompts, 5 samples each
+        hs.generate(tiny(), prompts(52), sampling=Sampling(temperature=1.0, n=5))
 
 
 MIXED_ROWS = [

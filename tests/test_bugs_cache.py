@@ -183,7 +183,7 @@ def test_b12_drafting_step_by_step_equals_one_pass(tiny, family):
     for at in range(7, len(ids)):
         rows, _ = target.extend(cache, torch.tensor([[ids[at]]]), chain(1, 1), NOTHING)
         cache = target.commit(cache, [[0]])
-        torch.testing.assert_close(rows.logits_RNV([0])[0, 0], expected[at], atol=1e-4, rtol=0)
+        torch.testing.assert_close(rows.logits_RNV([0])[0, 0], expected[at], atol=2e-4, rtol=0)
 
 
 # --- B13: sliding windows ---------------------------------------------------------------------------------------------

@@ -480,15 +480,15 @@ def test_a_conversation_is_left_out_with_all_its_turns(tmp_path: Path) -> None:
     write(
         tmp_path / "part-00001.jsonl",
         row("c", f"new {asked}"),
-        row("a", "not the same conversation"),  # though of the same id
+        row("c", "not the same conversation"),  # though of the same id: "line 1" of two files
         row("d", f"so {more}"),  # like a second turn
         row("c", f"new {asked}", answer, "go on", turn=1),
-        row("a", "not the same conversation", answer, "go on", turn=1),
+        row("c", "not the same conversation", answer, "go on", turn=1),
         row("d", f"so {more}", answer, "go on", turn=1),
     )
     rows = read_answers(tmp_path)
     assert rows[:3] == kept and [(r.id, r.turn, r.messages[0]["content"]) for r in rows[3:]] == [
-        ("a", 0, "not the same conversation"), ("a", 1, "not the same conversation"),
+        ("c", 0, "not the same conversation"), ("c", 1, "not the same conversation"),
     ]  # fmt: skip
 
 
@@ -539,6 +539,23 @@ def test_progress_is_reported(tmp_path: Path, source: Callable[[], Source]) -> N
     told.clear()
     distil(chat_target(), source(), tmp_path, HOW, report=report)
     assert not told, "nothing is left to do"
+
+
+def test_speed_and_time_left_are_those_of_this_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """40 of 100 were there before; 10 more take a minute."""
+    now = iter([100.0, 110.0, 160.0, 170.0])
+    monkeypatch.setattr(module.time, "perf_counter", lambda: next(now))
+    told: list[tuple[str, float | None]] = []
+    clock = module._Clock(100, lambda message, share: told.append((message, share)))
+    clock.skip(40)
+    clock.tick(600)
+    clock.finish(10)
+    clock.tick(100)
+    assert told == [
+        ("40 of 100 prompts, 60 tokens/s", 0.4),
+        ("50 of 100 prompts, 10 tokens/s, about 5 min left", 0.5),
+        ("50 of 100 prompts, 10 tokens/s, about 6 min left", 0.5),
+    ]
 
 
 def test_totals() -> None:

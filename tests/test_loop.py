@@ -250,21 +250,24 @@ def test_tokens_that_no_row_can_guess_are_not_counted(tmp_path: Path) -> None:
     assert at.tokens == 5
 
 
-def test_every_text_once_an_epoch_in_a_new_order(tmp_path: Path) -> None:
-    orders = {}
-    for seed in (0, 0, 1):
+@pytest.mark.parametrize("step_tokens", [1, 50])
+def test_every_text_once_an_epoch_in_a_new_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step_tokens: int
+) -> None:
+    """Also where a step reaches into the next epoch."""
+    calls = spied(monkeypatch, loop, "_micro")
+    orders: dict[int, list[int]] = {}
+    for number, seed in enumerate((0, 0, 1)):
         texts = corpus()
-        _, at = run(
-            tmp_path / f"{seed}{len(orders)}",
-            training(seed=seed, step_tokens=1, tokens=5 * sum(texts.supervised) - 1),
-            texts,
-        )
-        epochs = [texts.read[i : i + 12] for i in range(0, 60, 12)]
+        how = training(seed=seed, step_tokens=step_tokens, tokens=4 * sum(texts.supervised) - 1)
+        _, at = run(tmp_path / str(number), how, texts)
+        order = [index for _, chosen, _ in calls for index in chosen]
+        calls.clear()
+        epochs = [order[i : i + 12] for i in range(0, 48, 12)]
         assert all(sorted(epoch) == list(range(12)) for epoch in epochs)
-        assert len(set(map(tuple, epochs))) == 5
-        assert (at.epoch, at.position, at.step) == (5, 0, 60)
-        orders.setdefault(seed, texts.read)
-        assert texts.read == orders[seed]
+        assert len(set(map(tuple, epochs))) == 4
+        assert (at.epoch, at.position) == (4, 0)
+        assert order == orders.setdefault(seed, order)
     assert orders[0] != orders[1]
 
 
@@ -322,6 +325,15 @@ def test_labels_that_cannot_be_drafted_are_counted_and_not_learned(tmp_path: Pat
         run(tmp_path / "one", how, texts, until=0, **options)
     known = [t.token_T % 4 != 0 for t in texts.texts]
     per_text = [int((t.supervised_T & ~k).sum()) for t, k in zip(texts.texts, known, strict=True)]
+    index_V = {int(token): u for u, token in enumerate(vocab.ids_U)}
+    losses = []
+    for i in texts.read:
+        token_T, supervised_T, (final, _) = texts.texts[i]
+        assert final is not None
+        for t in range(2, len(token_T)):
+            if supervised_T[t] and int(token_T[t]) in index_V:
+                losses.append(-float(torch.log_softmax(rows_UD @ final[t - 2], 0)[index_V[int(token_T[t])]]))
+    assert rows(tmp_path / "one")[0]["loss"] == pytest.approx([sum(losses) / len(losses)], rel=1e-4)
     at = progress_of(tmp_path / "one")
     assert at.unknown == sum(per_text[i] for i in texts.read) > 10
     assert at.tokens == sum(texts.supervised[i] - per_text[i] for i in texts.read)
@@ -633,9 +645,9 @@ def test_another_config_is_refused_and_the_difference_shown(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("saved", [False, True])
-@pytest.mark.parametrize("where", ["feature", "gradient"])
+@pytest.mark.parametrize("where", ["feature", "loss", "gradient"])
 def test_what_is_not_finite_is_said_and_its_batch_kept(tmp_path: Path, where: str, saved: bool) -> None:
-    """One text, not read by the first step, brings a NaN in its features, or in the gradient of a finite loss."""
+    """One text, not read by the first step, brings a NaN: in its features, in the loss alone or the gradient alone."""
     texts, how = corpus(), training(micro_tokens=1)  # each text is a batch of its own
     with pytest.raises(TrainingStopped):
         run(tmp_path, how, texts, until=0)
@@ -648,7 +660,8 @@ def test_what_is_not_finite_is_said_and_its_batch_kept(tmp_path: Path, where: st
         def __call__(self, said: Sequence[Predicted], true: Sequence[Wanted]) -> list[Tensor]:
             losses = super().__call__(said, true)
             if torch.equal(true[0].label_S, token_T[supervised_T]):
-                losses[0] = losses[0] + (0 * said[0].feature_SF.sum()).sqrt()  # 0, and its derivative is infinite
+                # nothing that depends on the head, or a 0 whose derivative is infinite
+                losses[0] = losses[0] + (torch.nan if where == "loss" else (0 * said[0].feature_SF.sum()).sqrt())
             return losses
 
     if where == "feature":

@@ -19,6 +19,7 @@ import headstart as hs
 from headstart.prompts import packaged
 from headstart.requests import encode
 from headstart.testing import Mixed
+from helpers import stock_attention
 
 pytestmark = pytest.mark.real
 PROMPTS, TOKENS, DEPTH = 30, 96, 5
@@ -58,9 +59,10 @@ def stock(target: Any, prompts: list[list[int]], **processors: Any) -> list[list
     width = max(map(len, prompts))
     ids = torch.tensor([[2] * (width - len(p)) + p for p in prompts])
     mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
-    out = target.model.generate(
-        ids, attention_mask=mask, max_new_tokens=TOKENS, do_sample=False, pad_token_id=2, **processors
-    )
+    with stock_attention(target.model):
+        out = target.model.generate(
+            ids, attention_mask=mask, max_new_tokens=TOKENS, do_sample=False, pad_token_id=2, **processors
+        )
     answers = []
     for row in out[:, width:].tolist():
         answers.append(row[: row.index(2) + 1] if 2 in row else row)

@@ -1,7 +1,7 @@
 """Attention on a CPU: without copies of grouped keys, and where wanted independent of how many nodes share a pass.
 
 transformers repeats grouped keys and values for SDPA when there is a mask, and on a CPU SDPA need not have that:
-`grouped` is 1.3 to 16 times faster (128 requests at 300 tokens; bench/attention.py).
+`grouped` is 1.4 to 19 times faster for a 135M model (docs/results/engine/attention.json, bench/attention.py).
 
 On CPUs with bf16 units, `nn.Linear` gives the same bits for a row whatever the number of rows, and SDPA does not: it
 blocks its queries. Here every node is a batch entry of its own, over keys padded to whole vectors, so a chain of
