@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import headstart as hs
-from headstart import catalogue, checkpoint
+from headstart import catalogue
 from headstart.catalogue import family
-from headstart.checkpoint import DraftSize, as_policy, inspect, load, load_head, save
+from headstart.checkpoint import DraftSize, as_policy, inspect, is_head, load, load_head, save, saving
 from headstart.core import Shape
 from headstart.drafting import HeadDrafter
 from headstart.errors import BadInput, FetchError
@@ -260,7 +260,7 @@ def test_a_kill_between_the_files_is_noticed(tmp_path: Path, monkeypatch: pytest
     saved(tmp_path / "old")
     for path in (tmp_path / "fresh", tmp_path / "old"):  # over an older head as well: its config is not left behind
         with monkeypatch.context() as patch:
-            patch.setattr(checkpoint, "write_json", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+            patch.setattr(saving, "write_json", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
             with pytest.raises(KeyboardInterrupt):
                 saved(path, medusa(heads=4))
         assert (path / "model.safetensors").exists()
@@ -273,7 +273,7 @@ def test_a_kill_while_the_weights_are_written_keeps_the_older_head(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     saved(tmp_path)
-    monkeypatch.setattr(checkpoint, "as_bytes", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(saving, "as_bytes", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         saved(tmp_path, medusa(heads=4))
     assert load(tmp_path).head.config == medusa().config
@@ -394,11 +394,11 @@ def test_a_config_of_something_else_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_heads_directory_is_told_from_others(tmp_path: Path) -> None:
-    assert checkpoint.is_head(saved(tmp_path))
-    assert not checkpoint.is_head(tmp_path / "nowhere")
+    assert is_head(saved(tmp_path))
+    assert not is_head(tmp_path / "nowhere")
     for config, is_one in (('{"model_type": "medusa"}', True), ('{"model_type": "llama"}', False)):
         (tmp_path / "config.json").write_text(config)
-        assert checkpoint.is_head(tmp_path) == is_one
+        assert is_head(tmp_path) == is_one
 
 
 def test_damaged_weights_are_refused(tmp_path: Path) -> None:

@@ -5,8 +5,8 @@ first: the first n - 1 are the best tree of n nodes, so a smaller tree is a pref
 from their own layouts (see `catalogue.PUBLISHED`).
 """
 
-from headstart.checkpoint.load import as_policy, inspect, is_head, load, load_head
+from headstart.checkpoint.loading import as_policy, inspect, is_head, load, load_head
 from headstart.checkpoint.record import DraftSize, Loaded
-from headstart.checkpoint.save import save
+from headstart.checkpoint.saving import save
 
 __all__ = ["DraftSize", "Loaded", "as_policy", "inspect", "is_head", "load", "load_head", "save"]

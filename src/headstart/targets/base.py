@@ -134,7 +134,7 @@ class Target(Protocol):
         ...
 
     def select(self, cache: Any, requests: Sequence[int]) -> Any:
-        """Keep only these requests (finished ones leave the batch)."""
+        """Keep only these requests (finished ones leave the batch), or copies of one that is named several times."""
         ...
 
     def rewind(self, cache: Any, lengths: Sequence[int]) -> Any:

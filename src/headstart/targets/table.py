@@ -100,7 +100,7 @@ class TableTarget:
 
     def select(self, cache: TableCache, requests: Sequence[int]) -> TableCache:
         """Keep only these requests."""
-        cache.tokens = [cache.tokens[r] for r in requests]
+        cache.tokens = [list(cache.tokens[r]) for r in requests]  # a request may be asked for twice
         return cache
 
     def rewind(self, cache: TableCache, lengths: Sequence[int]) -> TableCache:

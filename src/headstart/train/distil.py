@@ -268,8 +268,9 @@ def estimate(target: Target, source: Source, how: How, batch: int, part: tuple[i
 
 
 def read_answers(*folders: Path, drop_duplicates: bool = True) -> list[Row]:
-    """All answers in these directories, in the order of their units; a near-duplicate of an earlier prompt (from
-    another part or directory) is left out. Raises BadInput where there are none."""
+    """All answers in these directories, in the order of their units. An invented prompt that is a near-duplicate of an
+    earlier one, from another part or directory, is left out; given prompts are what they are (`summary` counts theirs).
+    Raises BadInput where there are no answers."""
     rows: list[Row] = []
     seen = Seen()
     for folder in folders:
@@ -281,7 +282,7 @@ def read_answers(*folders: Path, drop_duplicates: bool = True) -> list[Row]:
             for row in _rows(path):
                 text = user_text(row.messages)
                 talk = (row.id, user_text(row.messages[:2]))  # the first turn, perhaps behind a system message
-                if drop_duplicates and row.turn == 0 and seen.overlaps(text):
+                if drop_duplicates and row.source == SelfPrompts.name and row.turn == 0 and seen.overlaps(text):
                     left_out.add(talk)
                 if talk not in left_out:
                     seen.add(text)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from headstart.catalogue import published
-from headstart.checkpoint.read import read
+from headstart.checkpoint.reading import read
 from headstart.checkpoint.record import (
     CONFIG,
     DraftSize,
