@@ -168,9 +168,10 @@ def test_a_micro_batch_holds_as_many_positions_as_it_may(tmp_path: Path, monkeyp
 
 @pytest.mark.parametrize("micro", [30, 10_000])
 def test_the_first_loss_is_the_mean_by_depth(tmp_path: Path, micro: int) -> None:
-    """A fresh head says what the read-out says of the feature itself, so the loss can be had by plain loops."""
-    texts = corpus(6)
-    run(tmp_path, at_once(texts, micro_tokens=micro), texts)
+    """A fresh head says what its read-out says of the feature itself, so the loss can be had by plain loops."""
+    texts, own = corpus(6), {depth: noise(V, D, seed=10 + depth) for depth in (1, 2, 3)}
+    readouts = {depth: Readout(lambda h, rows_VD=rows_VD: h @ rows_VD.T, V) for depth, rows_VD in own.items()}
+    run(tmp_path, at_once(texts, micro_tokens=micro), texts, readout=readouts.__getitem__)
     want = []
     for depth in (1, 2, 3):
         losses = []
@@ -178,7 +179,7 @@ def test_the_first_loss_is_the_mean_by_depth(tmp_path: Path, micro: int) -> None
             assert final is not None
             for at in range(depth + 1, len(token_T)):
                 if supervised_T[at]:
-                    law_V = torch.log_softmax(READ_VD @ final[at - 1 - depth], 0)
+                    law_V = torch.log_softmax(own[depth] @ final[at - 1 - depth], 0)
                     losses.append(-float(law_V[token_T[at]]))
         want.append(sum(losses) / len(losses))
     assert rows(tmp_path)[0]["loss"] == pytest.approx(want, rel=1e-4)
