@@ -18,8 +18,10 @@ import torch
 import transformers
 
 import headstart as hs
+from headstart import memory
 from headstart.prompts import packaged
 
+memory.keep()  # as the commands do
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "docs" / "results"
 SPEC_BENCH = ROOT.parent / "shared" / "data" / "spec_bench_question.jsonl"

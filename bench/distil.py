@@ -11,7 +11,8 @@ from pathlib import Path
 import headstart as hs
 from common import write
 from headstart.prompts import packaged
-from headstart.train.distil import Given, distil, read_answers, summary
+from headstart.train.answers import read_answers, summary
+from headstart.train.distil import Given, distil
 from headstart.train.readers import Chat
 from headstart.train.rollout import How
 
@@ -24,10 +25,10 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=192)
     args = parser.parse_args()
     target = hs.load_target(args.target, dtype=args.dtype)
-    chats = [Chat(p.id, p.messages, p.category) for p in packaged("chat", "qa", "roleplay", "maths", held_out=False)]
+    chats = [Chat(p.id, p.messages, p.category) for p in packaged(held_out=False)]
     out = Path(tempfile.mkdtemp())
     start = time.perf_counter()
-    distil(target, Given(chats, args.batch), out / "answers", How(max_new_tokens=args.tokens))
+    distil(target, Given(chats, len(chats)), out / "answers", How(rows=args.batch, max_new_tokens=args.tokens))
     seconds = time.perf_counter() - start
     found = summary(read_answers(out / "answers"))
     shutil.rmtree(out)

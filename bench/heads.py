@@ -20,14 +20,15 @@ import headstart as hs
 from common import RESULTS, SPEC_BENCH, write
 from headstart.checkpoint import DraftSize, inspect, load_head
 from headstart.core import Features, Taps
+from headstart.learn import of_row
 from headstart.prompts import packaged
 from headstart.replay import Replayed, Spoken, replay
+from headstart.train.answers import read_answers
 from headstart.train.capture import Window, capture
-from headstart.train.distil import Given, distil, read_answers
+from headstart.train.distil import Given, distil
 from headstart.train.fingerprint import fingerprint
 from headstart.train.readers import Chat, read
 from headstart.train.rollout import How
-from headstart.train.template import Sample
 
 TOKENS = 128
 RUN = 8
@@ -50,14 +51,13 @@ def chats(rows: int) -> tuple[str, list[Chat]]:
 def spoken(target: Any, some: list[Chat], cache: Path) -> list[tuple[str, Spoken]]:
     """(category, plain greedy answer with final features) of every turn. Answers are not cut where they loop."""
     folder = cache / "spec-bench" / fingerprint(target)
-    source = Given(some, batch=32, name="spec-bench", held_out=True)
-    distil(target, source, folder, How(max_new_tokens=TOKENS, cut_loops=False), report=lambda m, _: print(m, end="\r"))
+    source = Given(some, unit=64, name="spec-bench", held_out=True)
+    how = How(rows=32, max_new_tokens=TOKENS, cut_loops=False)
+    distil(target, source, folder, how, report=lambda message, _: print(message, end="\r"))
     rows = [row for row in read_answers(folder, drop_duplicates=False) if len(row.response_ids) > 1]
-    samples = [
-        Sample(r.prompt_ids + r.response_ids, [False] * len(r.prompt_ids) + [True] * len(r.response_ids)) for r in rows
-    ]
+    samples = [of_row(row) for row in rows]
     texts = capture(target, samples, Taps(final=True), cache / "features", window=Window(before=1),
-                    report=lambda m, _: print(m, end="\r"))  # fmt: skip
+                    report=lambda message, _: print(message, end="\r"))  # fmt: skip
     by_ids = {}
     for i in range(len(texts)):
         text = texts[i]

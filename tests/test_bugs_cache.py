@@ -115,6 +115,26 @@ def test_s14_sampling_leaves_the_same_caches(tiny):
     assert {0, 3} < taken
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_b10_requests_that_take_the_places_of_others(tiny, family):
+    target = tiny(family, dtype=torch.float64)
+    first, second = prompts(4, seed=8, low=3), prompts(2, seed=9, low=3)
+    second[1] = [*second[1], *(i % 90 for i in range(300))]  # longer than the buffer so far
+    cache, _, _ = prefill(target, target.empty(4), first, NOTHING)
+    fresh, _, _ = prefill(target, target.empty(2), second, NOTHING)
+    cache = target.replace(cache, [2, 0], fresh)
+    held = [second[1], first[1], second[0], first[3]]
+    for row, ids in enumerate(held):
+        demand_fresh(target.model, cache, row, ids)
+    token_B1 = torch.tensor([[5], [6], [7], [8]])
+    rows, _ = target.extend(cache, token_B1, chain(4, 1, target.device), NOTHING)
+    for row, ids in enumerate(held):
+        expected = causal_logits(target, [*ids, int(token_B1[row])])[-1]
+        torch.testing.assert_close(rows.logits_RNV([row])[0, 0], expected, atol=1e-5, rtol=0)
+    with pytest.raises(ValueError, match="2 requests to put in 1 places"):
+        target.replace(cache, [1], fresh)
+
+
 # --- B12: positions ---------------------------------------------------------------------------------------------------
 
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from headstart import cli_common
 from headstart.cli import main
 from headstart.targets.hf import HFTarget
 from headstart.testing import tiny_target
@@ -147,3 +148,16 @@ def test_ctrl_c_in_mid_stream_keeps_what_was_said(
     said = done.stdout.rstrip("\n")
     assert len(said) > 5
     assert whole.startswith(said)
+
+
+def test_progress_in_a_log_is_a_line_now_and_then(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(cli_common.time, "monotonic", lambda: now)
+    with cli_common.progress() as report:
+        for second in range(35):
+            now = float(second)
+            report(f"at {second} s", second / 100 if second < 20 else None)
+    out, err = capsys.readouterr()
+    assert (out, err.splitlines()) == ("", [" 16%  at 16 s", "at 32 s"])

@@ -17,19 +17,8 @@ from headstart.prompts import packaged
 from headstart.targets.hf import HFTarget
 from headstart.testing import tiny_target
 from headstart.train import distil as module
-from headstart.train.distil import (
-    BARREN,
-    TOO_LONG,
-    Given,
-    Row,
-    SelfPrompts,
-    Source,
-    Summary,
-    distil,
-    estimate,
-    read_answers,
-    summary,
-)  # fmt: skip
+from headstart.train.answers import TOO_LONG, Row, Summary, read_answers, summary
+from headstart.train.distil import BARREN, Given, SelfPrompts, Source, distil, estimate
 from headstart.train.files import write_jsonl
 from headstart.train.grams import Diversity
 from headstart.train.readers import Chat
@@ -97,7 +86,7 @@ def many(count: int, seed: int = 0) -> list[Chat]:
 
 def test_every_user_turn_is_answered_after_the_targets_own_answers(tmp_path: Path) -> None:
     target = chat_target()
-    distil(target, Given(CHATS, batch=3), tmp_path, HOW)
+    distil(target, Given(CHATS, unit=3), tmp_path, HOW)
     rows = rows_of(tmp_path)
     assert [(r.id, r.turn) for r in rows] == [
         ("three", 0), ("five", 0), ("one", 0), ("three", 1), ("two", 0), ("four", 0), ("two", 1), ("two", 2),
@@ -124,7 +113,7 @@ def test_answers_may_be_sampled_and_cut_where_they_loop(tmp_path: Path) -> None:
         "a": How(max_new_tokens=6, temperature=1.0, seed=1),
         "b": How(max_new_tokens=6, temperature=1.0, seed=2),
     }.items():
-        distil(target, Given(CHATS, batch=9, name="files"), tmp_path / name, how)
+        distil(target, Given(CHATS, unit=9, name="files"), tmp_path / name, how)
     one, other = ([r.response_ids for r in rows_of(tmp_path / name)] for name in "ab")
     assert one != other and all(len(ids) == 6 for ids in one + other)
     assert {r.source for r in rows_of(tmp_path / "a")} == {"files"}
@@ -147,15 +136,15 @@ def like_held_out() -> list[Chat]:
 def test_held_out_prompts_and_what_is_like_them_are_left_out(tmp_path: Path) -> None:
     short = chat("shared words only", " ".join(HELD_OUT[0].messages[0]["content"].split()[:5]))
     document = Chat("book.txt", [], "", "a text without turns")
-    source = Given([*like_held_out(), *CHATS, short, document], batch=4)
+    source = Given([*like_held_out(), *CHATS, short, document], unit=4)
     assert [t.id for t in source.kept] == [*SHORT_FIRST[:3], *(t.id for t in source.kept[3:])]
     assert {t.id for t in source.kept} == {*SHORT_FIRST, "shared words only"}
     assert source.dropped == len(HELD_OUT) + 2 + 1
-    for_measuring = Given([*like_held_out(), *CHATS, short, document], batch=4, held_out=True)
+    for_measuring = Given([*like_held_out(), *CHATS, short, document], unit=4, held_out=True)
     assert len(for_measuring.kept) == len(HELD_OUT) + 2 + len(CHATS) + 1 and for_measuring.dropped == 1
     for chats in (like_held_out(), [document], []):
         with pytest.raises(BadInput, match="None of the prompts can be answered"):
-            Given(chats, batch=4)
+            Given(chats, unit=4)
 
 
 def test_a_held_out_prompt_of_several_turns_is_known_by_any_of_them() -> None:
@@ -163,7 +152,7 @@ def test_a_held_out_prompt_of_several_turns_is_known_by_any_of_them() -> None:
     asked = [m["content"] for m in several.messages if m["role"] == "user"]
     longest = max(asked, key=lambda text: len(text.split()))
     assert len(longest.split()) >= 8
-    assert [t.id for t in Given([chat("x", longest), *CHATS], batch=4).kept] == SHORT_FIRST
+    assert [t.id for t in Given([chat("x", longest), *CHATS], unit=4).kept] == SHORT_FIRST
 
 
 # --- prompts without room
@@ -176,7 +165,7 @@ def test_prompts_that_leave_no_room_are_written_down_and_counted(tmp_path: Path)
         chat("just fits", "a" * room), chat("one too many", "b" * (room + 1)), chat("short", "hi"),
         chat("second turn", "c" * 40, "d" * 40, "e"), chat("far too long", "f" * 300, "and on?"),
     ]  # fmt: skip
-    distil(target, Given(chats, batch=2), tmp_path, HOW)
+    distil(target, Given(chats, unit=2), tmp_path, HOW)
     rows = rows_of(tmp_path)
     unanswered = {(r.id, r.turn) for r in rows if r.ended == TOO_LONG}
     assert unanswered == {("one too many", 0), ("far too long", 0), ("second turn", 1)}
@@ -195,7 +184,7 @@ def test_a_later_unit_may_hold_nothing_but_long_prompts(tmp_path: Path) -> None:
     chats = [chat("short", "hi"), *(chat(str(i), "x" * 200) for i in range(4))]
     seen: list[str] = []
     for _ in range(2):
-        distil(target, Given(chats, batch=2), tmp_path, HOW, report=lambda message, _: seen.append(message))
+        distil(target, Given(chats, unit=2), tmp_path, HOW, report=lambda message, _: seen.append(message))
         assert Counter(r.ended == TOO_LONG for r in rows_of(tmp_path)) == {True: 4, False: 1}
     assert seen[-1].startswith("5 of 5 prompts"), "all are done with, answered or not"
 
@@ -204,7 +193,7 @@ def test_no_room_for_any_answer_is_an_error(tmp_path: Path) -> None:
     target = chat_target(max_positions=128)
     closest = 128 - min(len(prompt_ids(target.tokenizer, [said("user", text)])) for text in ("Ok", "Sums: 17 + 4"))
     with pytest.raises(BadInput, match=rf"No prompt leaves room for 120 tokens; the closest leaves {closest}\."):
-        distil(target, Given(CHATS, batch=2), tmp_path, How(max_new_tokens=120))
+        distil(target, Given(CHATS, unit=2), tmp_path, How(max_new_tokens=120))
     assert list(files_of(tmp_path)) == ["distil.json"]
 
 
@@ -226,11 +215,11 @@ def interrupting(at: int) -> Callable[[str, float | None], None]:
 
 
 def given() -> Source:
-    return Given(many(7), batch=3)
+    return Given(many(7), unit=3)
 
 
 def invented() -> Source:
-    return SelfPrompts(7, LOOSE, batch=3)
+    return SelfPrompts(7, LOOSE, unit=3)
 
 
 GREEDY, SAMPLED = How(max_new_tokens=4), How(max_new_tokens=4, temperature=1.0, seed=5)
@@ -279,7 +268,7 @@ def test_what_was_accepted_before_an_interruption_is_remembered(
     )
     target = chat_target(None)
     for count in (1, 3):
-        distil(target, SelfPrompts(count, LOOSE, batch=2), tmp_path, HOW)
+        distil(target, SelfPrompts(count, LOOSE, unit=2), tmp_path, HOW)
     assert [r.id for r in rows_of(tmp_path)] == ["self-0-0", "self-0-1", "self-1-0"]
     assert [r.messages for r in rows_of(tmp_path)] == [[said("user", t)] for t in (text, "own 0 x", "own 1 x")]
     assert [r.prompt_ids for r in rows_of(tmp_path)] == [[95, 1, 2], [95, 0], [95, 1]]
@@ -328,10 +317,10 @@ def test_other_work_in_the_same_directory_is_refused(tmp_path: Path) -> None:
         ("  top_p: was 1.0, now 0.9", target, given(), How(max_new_tokens=10, top_p=0.9)),
         ("  seed: was 0, now 3", target, given(), How(max_new_tokens=10, seed=3)),
         ("  cut_loops: was True, now False", target, given(), How(max_new_tokens=10, cut_loops=False)),
-        ("  batch: was 3, now 2", target, Given(many(7), batch=2), HOW),
-        *(("  prompts: was ", target, Given(new, batch=3), HOW) for new in (retold, advised, renamed)),
-        ("  count: was 7, now 6", target, Given(many(6), batch=3), HOW),
-        ("  source: was 'given', now 'other'", target, Given(many(7), batch=3, name="other"), HOW),
+        ("  unit: was 3, now 2", target, Given(many(7), unit=2), HOW),
+        *(("  prompts: was ", target, Given(new, unit=3), HOW) for new in (retold, advised, renamed)),
+        ("  count: was 7, now 6", target, Given(many(6), unit=3), HOW),
+        ("  source: was 'given', now 'other'", target, Given(many(7), unit=3, name="other"), HOW),
         ("  source: was 'given', now 'self'", target, invented(), HOW),
         ("  target: was ", chat_target(seed=1), given(), HOW),
         ("  target: was ", chat_target(CHATML + " "), given(), HOW),
@@ -349,12 +338,12 @@ def test_other_work_in_the_same_directory_is_refused(tmp_path: Path) -> None:
 
 def test_settings_of_invented_prompts_are_compared_but_their_number_is_not(tmp_path: Path) -> None:
     target = chat_target()
-    distil(target, SelfPrompts(2, LOOSE, batch=3), tmp_path / "a", HOW)
+    distil(target, SelfPrompts(2, LOOSE, unit=3), tmp_path / "a", HOW)
     few = files_of(tmp_path / "a")
     with pytest.raises(BadInput, match=r"inventing\.seed: was 0, now 1"):
-        distil(target, SelfPrompts(2, dataclasses.replace(LOOSE, seed=1), batch=3), tmp_path / "a", HOW)
+        distil(target, SelfPrompts(2, dataclasses.replace(LOOSE, seed=1), unit=3), tmp_path / "a", HOW)
     for count, out in ((7, "a"), (7, "b"), (1, "a")):
-        distil(target, SelfPrompts(count, LOOSE, batch=3), tmp_path / out, HOW)
+        distil(target, SelfPrompts(count, LOOSE, unit=3), tmp_path / out, HOW)
     assert files_of(tmp_path / "a") == files_of(tmp_path / "b") and few.items() < files_of(tmp_path / "a").items()
 
 
@@ -376,7 +365,7 @@ def test_parts_make_the_files_of_one_process(tmp_path: Path, count: int, batch: 
 def test_parts_of_invented_prompts(tmp_path: Path) -> None:
     target = chat_target()
     for k in range(2):
-        distil(target, SelfPrompts(9, LOOSE, batch=3), tmp_path, HOW, part=(k, 2))
+        distil(target, SelfPrompts(9, LOOSE, unit=3), tmp_path, HOW, part=(k, 2))
     rows = rows_of(tmp_path)
     shares = Counter(int(r.id.split("-")[1]) % 2 for r in rows)
     assert min(shares.values()) >= 5 and len({r.id for r in rows}) == len(rows)
@@ -401,7 +390,7 @@ def test_they_stop_at_the_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     texts = [[f"prompt {unit} {name} x" for name in "abc"[: 3 - unit % 2]] for unit in range(9)]
     for count, units in ((1, 1), (3, 1), (4, 2), (5, 2), (6, 3), (8, 3), (9, 4)):  # 3, 2, 3, 2, ... a unit
         asked = scripted(monkeypatch, *texts)
-        distil(chat_target(), SelfPrompts(count, LOOSE, batch=3), tmp_path / str(count), How(max_new_tokens=1))
+        distil(chat_target(), SelfPrompts(count, LOOSE, unit=3), tmp_path / str(count), How(max_new_tokens=1))
         assert asked == list(range(units)), count
         rows = rows_of(tmp_path / str(count))
         assert count <= len(rows) <= count + 2
@@ -414,7 +403,7 @@ def test_no_held_out_prompt_comes_out_of_them(tmp_path: Path, monkeypatch: pytes
     texts = ["\n".join(m["content"] for m in c.messages if m["role"] == "user") for c in like_held_out()]
     wide = dataclasses.replace(LOOSE, words=(1, 10_000))
     scripted(monkeypatch, [*texts, "a prompt of its own", *texts], ["another of its own"])
-    source = SelfPrompts(2, wide, batch=4)
+    source = SelfPrompts(2, wide, unit=4)
     distil(chat_target(), source, tmp_path, How(max_new_tokens=1))
     assert [r.messages[0]["content"] for r in rows_of(tmp_path)] == ["a prompt of its own", "another of its own"]
     assert source.dropped == Counter({"near-duplicate": 2 * len(texts)})
@@ -424,7 +413,7 @@ def test_a_target_that_invents_nothing_usable_is_given_up(tmp_path: Path, monkey
     asked = scripted(
         monkeypatch, ["this one is fine"], [""] * 3, *[["x"] * 3] * 3, ["so is this one"], ["", "a a a a a"]
     )
-    source = SelfPrompts(9, Inventing(), batch=3)
+    source = SelfPrompts(9, Inventing(), unit=3)
     with pytest.raises(
         BadInput, match=rf"{BARREN} batches of 3 invented prompts held none .*'length': 32.*'repetition': 20"
     ):
@@ -571,18 +560,18 @@ def test_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         module, "rollout", lambda t, prompts, how, stops: asked.append((len(prompts), how.max_new_tokens))
     )
-    how = How(max_new_tokens=100)
-    text = estimate(chat_target(), Given(many(50), 3), how, batch=20)
-    assert asked == [(20, 1), (20, 3)]
+    how = How(rows=20, max_new_tokens=100)
+    text = estimate(chat_target(), Given(many(50), 3), how)
+    assert asked == [(20, 2), (20, 1), (20, 3)]
     prompt = 2 / (20 * 16) * 64 * 50  # 64 tokens a prompt
     assert text == (
-        f"50 conversations in batches of 20: about 40 tokens/s, at most {(prompt + 0.5 * 100 * 3) / 60:.0f} min a turn "
-        f"and {50 * 164 * 12 / 2**20:.0f} MiB"
+        "50 conversations, 20 side by side: about 40 tokens/s, at most "
+        f"{(prompt + 0.5 * 100 * 2.5) / 60:.0f} min a turn and {50 * 164 * 12 / 2**20:.0f} MiB"
     )
-    own = estimate(chat_target(), SelfPrompts(100, LOOSE, 20), how, batch=20, part=(1, 2))
-    assert f"{(prompt + 0.5 * (100 + 64) * 3) / 60:.0f} min" in own and own.startswith("50 conversations")
-    assert estimate(chat_target(), Given(many(5), 3), how, batch=20).startswith("5 conversations in batches of 5")
+    own = estimate(chat_target(), SelfPrompts(100, LOOSE, 20), how, part=(1, 2))
+    assert f"{(prompt + 0.5 * (100 + 64) * 2.5) / 60:.0f} min" in own and own.startswith("50 conversations")
+    assert estimate(chat_target(), Given(many(5), 3), how).startswith("5 conversations, 5 side by side")
 
 
 def test_estimate_with_the_real_clock() -> None:
-    assert "conversations in batches of 5" in estimate(chat_target(), Given(CHATS, 8), HOW, batch=8)
+    assert "conversations, 5 side by side" in estimate(chat_target(), Given(CHATS, 8), HOW)

@@ -17,14 +17,16 @@ import torch
 
 from headstart.heads.medusa import Medusa, MedusaConfig
 from headstart.heldout import HeldOut
+from headstart.learn import of_row
 from headstart.testing import tiny_target
 from headstart.train import capture as capturing
+from headstart.train.answers import read_answers
 from headstart.train.capture import Window, capture
-from headstart.train.distil import Given, distil, read_answers
-from headstart.train.loop import BEST, STATE, Training, train
+from headstart.train.distil import Given, distil
+from headstart.train.loop import Training, train
 from headstart.train.readers import Chat
 from headstart.train.rollout import How
-from headstart.train.template import Sample
+from headstart.train.state import BEST, STATE
 from headstart.vocab.full import Full
 
 KILLS = 20
@@ -44,11 +46,9 @@ def work(out: Path) -> None:
     rng = random.Random(7)
     words = ["".join(rng.choices("abcdefghijklmnop", k=4)) for _ in range(40)]
     chats = [Chat(str(i), [{"role": "user", "content": "".join(rng.choices(words, k=3))}], "") for i in range(48)]
-    distil(target, Given(chats, batch=4), out / "answers", How(max_new_tokens=24))
+    distil(target, Given(chats, unit=4), out / "answers", How(max_new_tokens=24))
     rows = read_answers(out / "answers", drop_duplicates=False)
-    samples = [
-        Sample(r.prompt_ids + r.response_ids, [False] * len(r.prompt_ids) + [True] * len(r.response_ids)) for r in rows
-    ]
+    samples = [of_row(row) for row in rows]
     head = Medusa(MedusaConfig(heads=2), target.width, target.vocabulary.size)
     texts, held = (
         capture(target, part, head.needs, out / "features", window=Window(before=3))

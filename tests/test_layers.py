@@ -9,7 +9,7 @@ import headstart
 
 SOURCE = Path(headstart.__file__).parent
 LAYERS: list[set[str]] = [
-    {"core", "errors", "config", "_version"},
+    {"core", "errors", "memory", "config", "_version"},
     {"sampling", "tree", "stopping", "prompts"},
     {"targets", "vocab", "heads", "policies", "verify", "objectives"},
     {"drafting", "drafters", "unroll"},

@@ -19,7 +19,8 @@ from headstart.forecast import extrapolated, forecast
 from headstart.learn import Data, Recipe, _head_rows, fitted, gather, held_out_answers, of_row
 from headstart.prompts import packaged
 from headstart.testing import tiny_target
-from headstart.train.distil import Given, distil, read_answers
+from headstart.train.answers import read_answers
+from headstart.train.distil import Given, distil
 from headstart.train.loop import Training
 from headstart.train.readers import Chat
 from headstart.train.rollout import How
@@ -35,7 +36,7 @@ def answered(target: Any, out: Path, count: int = 24) -> Path:
     """Answers to short random prompts."""
     rng = random.Random(5)
     chats = [Chat(str(i), [{"role": "user", "content": _words(rng)}], "") for i in range(count)]
-    distil(target, Given(chats, batch=8), out, How(max_new_tokens=24))
+    distil(target, Given(chats, unit=8), out, How(max_new_tokens=24))
     return out
 
 
@@ -168,6 +169,12 @@ def test_a_forecast_measures_and_leaves_nothing(tiny: Any, data: Data, tmp_path:
     assert found.train_seconds > 0 and found.disk_bytes > 0 and found.memory_bytes > 0
     assert found.seen and all(value >= 1 for _, value in found.seen)
     assert [tokens for tokens, _ in found.curve] in ([], [100_000, 200_000])
+
+
+def test_a_probe_of_a_head_with_lm_heads_of_its_own_starts_from_the_targets_rows(tiny: Any, data: Data) -> None:
+    """Weights that nothing has filled yet are NaN; the first loss would refuse them."""
+    recipe = replace(RECIPE, head={"heads": 3, "own_lm_heads": True}, training=replace(TRAINING, tokens=200_000))
+    assert forecast(tiny(), data, recipe, seconds=1.0).seen
 
 
 def test_the_curve_is_a_line_in_log_tokens() -> None:

@@ -26,7 +26,8 @@ from headstart.objectives.base import CrossEntropy, Predicted, Wanted, decay
 from headstart.objectives.divergence import cross_entropy
 from headstart.train import loop
 from headstart.train.capture import Text
-from headstart.train.loop import Measured, Progress, Training, progress_of, train
+from headstart.train.loop import Measured, Training, train
+from headstart.train.state import BEST, METRICS, STATE, Progress, progress_of
 from headstart.unroll import SelfFed
 from headstart.vocab.base import DraftVocab
 from headstart.vocab.full import Full
@@ -114,7 +115,7 @@ def stored(path: Path) -> dict[str, Tensor]:
 
 
 def rows(out: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (out / loop.METRICS).read_text().splitlines()]
+    return [json.loads(line) for line in (out / METRICS).read_text().splitlines()]
 
 
 def demand_equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
@@ -343,7 +344,7 @@ def test_labels_that_cannot_be_drafted_are_counted_and_not_learned(tmp_path: Pat
     marked.supervised = texts.supervised
     with pytest.raises(TrainingStopped):
         run(tmp_path / "two", how, marked, until=0, **options)
-    one, other = stored(tmp_path / "one" / loop.STATE), stored(tmp_path / "two" / loop.STATE)
+    one, other = stored(tmp_path / "one" / STATE), stored(tmp_path / "two" / STATE)
     demand_equal(one, other)
     assert progress_of(tmp_path / "two").unknown == 0
 
@@ -462,13 +463,13 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Head, Prog
 def demand_same_run(out: Path, head: Head, at: Progress, other: tuple[Path, Head, Progress]) -> None:
     assert at == other[2] == progress_of(out)
     demand_equal(weights(head), weights(other[1]))
-    for name in (loop.STATE, loop.BEST):
+    for name in (STATE, BEST):
         demand_equal(stored(out / name), stored(other[0] / name))
-    assert (out / loop.METRICS).read_text() == (other[0] / loop.METRICS).read_text()
+    assert (out / METRICS).read_text() == (other[0] / METRICS).read_text()
 
 
 def test_the_state_holds_weights_and_moments(straight: tuple[Path, Head, Progress]) -> None:
-    tensors = stored(straight[0] / loop.STATE)
+    tensors = stored(straight[0] / STATE)
     for index, (key, weight) in enumerate(medusa().named_parameters()):
         assert tensors[f"head.{key}"].shape == weight.shape
         for moment in ("exp_avg", "exp_avg_sq"):
@@ -552,21 +553,21 @@ def test_a_kill_between_saves_repeats_what_was_lost(
             run(tmp_path, LONG, evaluate=judged, until=0)
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path, LONG, evaluate=judged, report=kill(killed - saved, KeyboardInterrupt()))
-    assert (tmp_path / loop.STATE).exists() == bool(saved)
+    assert (tmp_path / STATE).exists() == bool(saved)
     assert rows(tmp_path)[-1]["step"] > saved
-    with (tmp_path / loop.METRICS).open("a") as file:
+    with (tmp_path / METRICS).open("a") as file:
         file.write(torn)
     head, at = run(tmp_path, LONG, evaluate=judged)
     demand_same_run(tmp_path, head, at, straight)
 
 
-@pytest.mark.parametrize("name", [loop.STATE, loop.BEST])
+@pytest.mark.parametrize("name", [STATE, BEST])
 def test_a_kill_while_saving_leaves_the_state_before(
     tmp_path: Path, straight: tuple[Path, Head, Progress], monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     with pytest.raises(TrainingStopped):
         run(tmp_path, LONG, evaluate=judged, until=0)
-    before = stored(tmp_path / loop.STATE)
+    before = stored(tmp_path / STATE)
 
     real = Path.write_bytes
 
@@ -579,8 +580,8 @@ def test_a_kill_while_saving_leaves_the_state_before(
     with monkeypatch.context() as patch:
         patch.setattr(Path, "write_bytes", half)
         with pytest.raises(KeyboardInterrupt):
-            run(tmp_path, LONG, evaluate=judged, save_every=0 if name == loop.STATE else 1e9)
-    demand_equal(stored(tmp_path / loop.STATE), before)
+            run(tmp_path, LONG, evaluate=judged, save_every=0 if name == STATE else 1e9)
+    demand_equal(stored(tmp_path / STATE), before)
     head, at = run(tmp_path, LONG, evaluate=judged)
     demand_same_run(tmp_path, head, at, straight)
 
@@ -607,7 +608,7 @@ def test_it_saves_now_and_then_and_stops_on_time(
         return now
 
     monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=monotonic, perf_counter=time.perf_counter))
-    calls = spied(monkeypatch, loop, "_save")
+    calls = spied(monkeypatch, loop, "save")
     how, texts = training(tokens=100, step_tokens=1), Corpus([text("0011", i) for i in range(2)])
     _, at = run(tmp_path / "a", how, texts, save_every=every)
     assert (at.step, len(calls)) == (50, saves)
@@ -652,7 +653,7 @@ def test_what_is_not_finite_is_said_and_its_batch_kept(tmp_path: Path, where: st
     texts, how = corpus(), training(micro_tokens=1)  # each text is a batch of its own
     with pytest.raises(TrainingStopped):
         run(tmp_path, how, texts, until=0)
-    state, before = tmp_path / loop.STATE, stored(tmp_path / loop.STATE)
+    state, before = tmp_path / STATE, stored(tmp_path / STATE)
     bad = next(i for i in range(len(texts)) if i not in texts.read)
     token_T, supervised_T, (final, _) = texts.texts[bad]
     assert final is not None
@@ -728,8 +729,8 @@ def test_the_best_head_is_left_not_the_last(tmp_path: Path, scores: list[float],
     head, at = run(tmp_path, how, evaluate=evaluate)
     assert len(seen) >= len(scores)
     demand_equal(weights(head), seen[best])
-    demand_equal(stored(tmp_path / loop.BEST), seen[best])
-    last = {k.removeprefix("head."): v for k, v in stored(tmp_path / loop.STATE).items() if k.startswith("head.")}
+    demand_equal(stored(tmp_path / BEST), seen[best])
+    last = {k.removeprefix("head."): v for k, v in stored(tmp_path / STATE).items() if k.startswith("head.")}
     demand_equal(last, seen[-1])
     assert at.best == max(scores)
     assert at.best_tokens == at.history[best]["tokens"]

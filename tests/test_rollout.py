@@ -89,7 +89,7 @@ def test_what_all_prompts_begin_with_is_run_once(tiny: Any, monkeypatch: pytest.
     target = tiny()
     calls = spied(monkeypatch, target, "extend")
     rollout(target, [[*PREFIX, 1, 2], [*PREFIX, 3], [*PREFIX, 1]], How(max_new_tokens=2), ())
-    assert [call[1].tolist() for call in calls[:2]] == [[PREFIX], [[1, 2], [3, 0], [1, 0]]]
+    assert [call[1].tolist() for call in calls[:2]] == [[PREFIX], [[3, 0], [1, 0], [1, 2]]]
     assert [tuple(call[1].shape) for call in calls[2:]] == [(3, 1)]
 
 
@@ -120,6 +120,36 @@ def test_rows_stop_at_their_own_time_and_leave(tiny: Any, family: str, monkeypat
     assert all(
         len(p[1]) <= sum(n > step for n in lengths) / (1 - module.DROP) + 1 for step, p in enumerate(passes[1:], 1)
     )
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3", "gpt2"])
+@pytest.mark.parametrize("rows", [1, 2, 5, 9])
+def test_new_prompts_take_the_places_of_answers_that_ended(
+    tiny: Any, family: str, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tiny(family)
+    asked = [*RAGGED, *([*PREFIX, *p] for p in RAGGED)]
+    stops = stops_of(plain(target, asked))
+    expected = plain(target, asked, NEW, stops)
+    assert len({len(ids) for ids in expected}) >= 5
+    monkeypatch.setattr(module, "GROUP", 3)
+    passes, ticks = spied(monkeypatch, target, "extend"), []
+    answers = rollout(target, asked, How(rows=rows, max_new_tokens=NEW, cut_loops=False), stops, ticks.append)
+    assert [a.ids for a in answers] == expected
+    assert sum(ticks) == sum(map(len, expected))
+    widths = [len(call[1]) for call in passes if call[1].shape[1] == 1]
+    assert max(map(len, (call[1] for call in passes))) == rows
+    full = sum(width == rows for width in widths)
+    assert full >= (sum(map(len, expected)) - len(asked)) / rows - NEW, "the batch is full until no prompt waits"
+
+
+def test_with_places_to_fill_long_prompts_run_beside_long_ones(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tiny()
+    monkeypatch.setattr(module, "GROUP", 4)
+    calls = spied(monkeypatch, module, "_prefill")
+    rollout(target, RAGGED, How(rows=8, max_new_tokens=3), ())
+    groups = [[len(p) for p in call[1]] for call in calls]
+    assert [n for group in groups for n in group] == sorted(map(len, RAGGED)) and max(map(len, groups)) == 4
 
 
 def test_a_batch_whose_rows_all_end_at_once_runs_no_further_pass(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -291,8 +321,8 @@ def test_same_seed_same_answers(tiny: Any) -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"max_new_tokens": 0}, {"temperature": -0.1}, {"temperature": float("nan")}, {"temperature": float("inf")},
-        {"top_p": 0.0}, {"top_p": 1.01}, {"top_p": float("nan")},
+        {"max_new_tokens": 0}, {"rows": 0}, {"temperature": -0.1}, {"temperature": float("nan")},
+        {"temperature": float("inf")}, {"top_p": 0.0}, {"top_p": 1.01}, {"top_p": float("nan")},
     ],
 )  # fmt: skip
 def test_settings_are_checked(wrong: dict[str, Any]) -> None:
@@ -308,8 +338,9 @@ def test_prompts_are_checked() -> None:
             rollout(target, asked, How(max_new_tokens=4), ())
     with pytest.raises(BadInput, match=r"Prompts of 1 to 21 tokens: .* room for 12 more in a context of 32"):
         rollout(target, [[1], [1] * 21], How(max_new_tokens=12), ())
-    with pytest.raises(BadInput, match="257 prompts in one batch; this target takes at most 256"):
-        rollout(target, [[1]] * 257, How(max_new_tokens=1), ())
+    with pytest.raises(BadInput, match="257 answers side by side; this target takes at most 256"):
+        rollout(target, [[1]] * 257, How(rows=257, max_new_tokens=1), ())
+    assert len(rollout(target, [[1]] * 257, How(rows=256, max_new_tokens=1), ())) == 257
 
 
 def test_a_target_that_cannot_roll_back_is_refused(tiny: Any) -> None:

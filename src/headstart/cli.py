@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from headstart import cli_train
+from headstart import cli_train, memory
 from headstart._version import __version__
 from headstart.cli_common import Dtype, TargetArg, interruptible, load, progress
 from headstart.errors import HeadstartError
@@ -42,6 +42,7 @@ ShowOpt = Annotated[bool, typer.Option("--show", help="Colour what was drafted."
 def main() -> None:
     """Entry point: errors that headstart raises on purpose are one message and exit code 1."""
     console = Console(stderr=True)
+    memory.keep()
     try:
         app()
     except HeadstartError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,6 +14,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 if TYPE_CHECKING:
     from headstart.targets.hf import HFTarget
 
+LOG_SECONDS = 15.0  # between two lines of progress in a log
 INTERRUPTED = 130  # the shell's code for Ctrl-C
 
 TargetArg = Annotated[str, typer.Argument(help="Directory, hub id, GGUF file or alias (smollm2-135m).")]
@@ -31,13 +33,23 @@ def interruptible(what: str = "interrupted") -> Iterator[None]:
 
 @contextmanager
 def progress() -> Iterator[Any]:
-    """A reporter `(message, fraction)` drawn as a bar on standard error; nothing is drawn if nothing is reported."""
+    """A reporter `(message, fraction)` drawn as a bar on standard error; nothing is drawn if nothing is reported.
+
+    Where standard error is no terminal (a log), it writes a line now and then instead."""
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), TimeElapsedColumn())
-    bar = Progress(*columns, console=Console(stderr=True), transient=True)
+    console = Console(stderr=True)
+    bar = Progress(*columns, console=console, transient=True)
     task: Any = None
+    written = time.monotonic()
 
     def report(message: str, fraction: float | None) -> None:
-        nonlocal task
+        nonlocal task, written
+        if not console.is_terminal:
+            if time.monotonic() - written > LOG_SECONDS:
+                written = time.monotonic()
+                share = "" if fraction is None else f"{fraction:4.0%}  "
+                console.print(f"{share}{message}", highlight=False, soft_wrap=True)
+            return
         if task is None:
             bar.start()
             task = bar.add_task(message, total=None)

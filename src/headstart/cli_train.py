@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 Out = Annotated[Path, typer.Option("--out", "-o", help="Directory for the results; the same command resumes there.")]
 SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave bad rows out, and count them, instead of refusing.")]
+UNIT = 1024  # conversations of one file of answers: what a killed run loses at most
 GOES_ON = "interrupted; the same command goes on from here"
 
 
@@ -33,7 +34,7 @@ def distill(
     temperature: Annotated[float, typer.Option("--temperature", "-t", help="Of the answers; 0 is greedy.")] = 0.0,
     top_p: Annotated[float, typer.Option(help="Nucleus mass of the answers.")] = 1.0,
     seed: Annotated[int, typer.Option(help="Same seed, same prompts and answers.")] = 0,
-    batch: Annotated[int, typer.Option(help="Conversations side by side.")] = 96,
+    batch: Annotated[int, typer.Option(help="Conversations side by side.")] = 128,
     part: Annotated[str, typer.Option(help="k/n: this is process k of n that share the directory.")] = "1/1",
     skip_bad: SkipBad = False,
     dtype: Dtype = "auto",
@@ -41,13 +42,14 @@ def distill(
     """Let the target answer prompts, given or its own: the training data of a head."""
     from headstart.errors import BadInput
     from headstart.prompts import packaged as packaged_prompts
-    from headstart.train.distil import Given, SelfPrompts, Source, distil, estimate, read_answers, summary
+    from headstart.train.answers import read_answers, summary
+    from headstart.train.distil import Given, SelfPrompts, Source, distil, estimate
     from headstart.train.readers import Chat, read
     from headstart.train.rollout import How
     from headstart.train.selfprompt import Inventing
 
     console = Console(stderr=True)
-    how = How(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed)
+    how = How(rows=batch, max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed)
     share = _part(part)
     chats: list[Chat] = []
     for path in prompts or []:
@@ -62,15 +64,17 @@ def distill(
         raise BadInput("Give files of prompts or --packaged, or else --self-prompt N; expected one of the two.")
     names = tuple(name for name in categories.split(",") if name)
     source: Source = (
-        Given(chats, batch)
+        Given(chats, UNIT)
         if chats
         else SelfPrompts(
-            self_prompt, Inventing(seed=seed, seeded=seeded, categories=names, script=script.upper()), batch
+            self_prompt,
+            Inventing(rows=batch, seed=seed, seeded=seeded, categories=names, script=script.upper()),
+            UNIT,
         )
     )
     with interruptible(GOES_ON):
         model = load(target, dtype)
-        console.print(estimate(model, source, how, batch, share), highlight=False)
+        console.print(estimate(model, source, how, share), highlight=False)
         with progress() as report:
             distil(model, source, out, how, part=share, report=report)
     rows = read_answers(out)

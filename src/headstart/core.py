@@ -22,6 +22,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+Report = Callable[[str, float | None], None]  # told what long work is doing, and the share done (None: unknown)
+
 
 class Kind(Enum):
     """How the candidates of a draft were chosen (verification.md 5; the verifier needs this and nothing else)."""
@@ -62,7 +64,11 @@ class Features(NamedTuple):
         def pick(x_BND: Tensor) -> Tensor:
             return x_BND.gather(1, node_BA[:, :, None].expand(-1, -1, x_BND.shape[2]))
 
-        return Features(None if self.final is None else pick(self.final), tuple(map(pick, self.layers)))
+        return self.map(pick)
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Features:
+        """Each state changed alike."""
+        return Features(None if self.final is None else change(self.final), tuple(map(change, self.layers)))
 
     @staticmethod
     def concat(parts: list[Features]) -> Features:

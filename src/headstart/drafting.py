@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,13 +53,7 @@ class HeadDrafter:
         self.head, self.policy, self.vocab, self.verifier = head.eval(), policy, vocab, verifier
         self.device = target.device
         self.vocabulary: Vocabulary = target.vocabulary
-        borrowed = target.readout(vocab.ids_U) if head.readout(1) is None else None
-        self.readouts: list[Readout] = []
-        for depth in range(1, policy.depth + 1):
-            own = head.readout(depth)
-            readout = own if own is not None else borrowed
-            assert readout is not None
-            self.readouts.append(readout)
+        self.readouts = list(map(readouts(head, target, vocab), range(1, policy.depth + 1)))
 
     @property
     def needs(self) -> Taps:
@@ -149,6 +143,19 @@ class HeadDrafter:
             token_RK, _ = self.vocab.topk(readout, feature_BWHF[:, :, slot].reshape(-1, width), k)
             slots.append(token_RK.view(n_requests, n_rows, k))
         return slots
+
+
+def readouts(head: Head, target: Target, vocab: DraftVocab) -> Callable[[int], Readout]:
+    """The read-out of each depth: the head's own, or one borrowed from the target for all."""
+    borrowed = target.readout(vocab.ids_U) if head.readout(1) is None else None
+
+    def of(depth: int) -> Readout:
+        found = head.readout(depth) if borrowed is None else borrowed
+        if found is None:
+            raise ValueError(f"{type(head).__name__} reads out depth 1 itself and not depth {depth}")
+        return found
+
+    return of
 
 
 def _gather(x_BW: Tensor, row_BW: Tensor) -> Tensor:

@@ -15,16 +15,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
-
-from headstart.catalogue import family
+from headstart.core import Report
 from headstart.errors import TrainingStopped
 from headstart.heads.base import Head
 from headstart.heldout import HeldOut
-from headstart.learn import Data, Recipe, draft_vocab, window_of
+from headstart.learn import Data, Recipe, draft_vocab, new_head, stored_as, window_of
 from headstart.targets.base import Target
 from headstart.train.capture import Texts, capture, cost
-from headstart.train.loop import Progress, Report, Training, progress_of, train
+from headstart.train.loop import Training, train
+from headstart.train.state import Progress, progress_of
 
 MARKS = (100_000, 300_000, 1_000_000, 2_000_000)
 PROBED = 48  # texts of the probe's first capture; doubled while there is time
@@ -48,11 +47,10 @@ def forecast(
 ) -> Forecast:
     """Capture and train on a few texts for about so long, leaving nothing behind."""
     began = time.monotonic()
-    kind = family(recipe.family)
     vocab = draft_vocab(target, data.samples, recipe.draft_vocab)
-    head = kind.head(kind.config(**recipe.head), target.width, vocab.size).to(target.device, torch.float32).train()
+    head = new_head(target, vocab, recipe)
     window = window_of(head, len(recipe.training.weights))
-    stored = "fp32" if target.can.dtype is torch.float32 else "bf16"
+    stored = stored_as(target, recipe)
     price = cost(target, data.samples, head.needs, window, stored, target.width)
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import torch
 
-from headstart.core import Readout
-from headstart.drafting import HeadDrafter
+from headstart.core import Features, Readout
+from headstart.drafting import HeadDrafter, readouts
 from headstart.heads.base import Head
 from headstart.policies.static import StaticTree
 from headstart.replay import Replayed, Spoken, replay
@@ -38,16 +37,9 @@ class HeldOut:
     ) -> None:
         self.target, self.head, self.vocab = target, head, vocab
         self.depths, self.nodes, self.unrolling = depths, nodes, unrolling or Independent()
-        self.borrowed = target.readout(vocab.ids_U) if head.readout(1) is None else None
+        self.readout: Callable[[int], Readout] = readouts(head, target, vocab)
         self.texts = [held[i] for i in range(len(held))]
         self.spoken = [_spoken(text.token_T.tolist(), text.supervised_T.tolist(), text.features) for text in self.texts]
-
-    def readout(self, depth: int) -> Readout:
-        """Own or borrowed."""
-        own = self.head.readout(depth)
-        found = own if own is not None else self.borrowed
-        assert found is not None
-        return found
 
     def measure(self, head: Head) -> Measured:
         """Tokens per step of the best tree on the held-out answers, and top-1 accuracy by depth."""
@@ -73,7 +65,12 @@ class HeldOut:
         """For every held-out anchor that drafting would use, the true tokens' ranks at depth 1, 2, ..."""
         out: list[list[int]] = []
         for text in self.texts:
-            batch = Batch(text.token_T[None], text.supervised_T[None], _batched(text.features), [len(text.token_T)])
+            batch = Batch(
+                text.token_T[None],
+                text.supervised_T[None],
+                text.features.map(lambda x_TD: x_TD[None]),
+                [len(text.token_T)],
+            )
             rows: dict[int, list[int]] = {}
             for said in unroll(self.head, self.unrolling, batch, self.depths):
                 token_RK, _ = self.vocab.topk(self.readout(said.depth), said.feature_SF, min(CHILDREN, self.vocab.size))
@@ -86,12 +83,6 @@ class HeldOut:
         return out
 
 
-def _batched(features: Any) -> Any:
-    return type(features)(
-        None if features.final is None else features.final[None], tuple(x[None] for x in features.layers)
-    )
-
-
-def _spoken(ids: list[int], supervised: list[bool], features: Any) -> Spoken:
+def _spoken(ids: list[int], supervised: list[bool], features: Features) -> Spoken:
     """A captured answer for replay: one supervised stretch at the end of the text."""
     return Spoken(ids, supervised.index(True), features)

@@ -21,21 +21,24 @@ from torch import Tensor
 from headstart._version import __version__
 from headstart.catalogue import family
 from headstart.checkpoint import Loaded, save
+from headstart.core import Report
 from headstart.errors import BadInput
 from headstart.heads.base import Head
 from headstart.heldout import HeldOut
 from headstart.prompts import packaged
 from headstart.replay import Replayed
 from headstart.targets.base import Target
+from headstart.train.answers import Row, read_answers, summary, user_text
 from headstart.train.capture import Live, Texts, Window, capture
-from headstart.train.distil import Given, Row, distil, read_answers, summary, user_text
+from headstart.train.distil import Given, distil
 from headstart.train.files import write_json
 from headstart.train.fingerprint import fingerprint, of_tensors, of_text
 from headstart.train.grams import Seen
-from headstart.train.loop import METRICS, Progress, Report, Training, train
+from headstart.train.loop import Training, train
 from headstart.train.plot import plot
 from headstart.train.readers import Chat, read
 from headstart.train.rollout import How
+from headstart.train.state import METRICS, Progress
 from headstart.train.template import OnLong, Sample, fit, sample
 from headstart.vocab.base import DraftVocab
 from headstart.vocab.build import build, count_tokens, coverage, forced_ids
@@ -126,7 +129,7 @@ def held_out_answers(target: Target, cache: Path, report: Report | None = None) 
     """The target's greedy answers to the packaged held-out prompts, made once per target."""
     folder = cache / "held-out" / fingerprint(target)
     chats = [Chat(p.id, p.messages, p.category) for p in packaged()]
-    source = Given(chats, batch=64, name="held-out", held_out=True)
+    source = Given(chats, unit=64, name="held-out", held_out=True)
     distil(target, source, folder, HELD_OUT, report=report)
     return [of_row(row) for row in read_answers(folder) if len(row.response_ids) > 1]
 
@@ -144,20 +147,16 @@ def fitted(
     until: float | None = None,
 ) -> Fitted:
     """Capture, train, choose, grow the tree, and save the head in `out/head`. `start` is a head to go on from."""
-    kind = family(recipe.family)
-    config = start.head.config if start is not None else kind.config(**recipe.head)
-    vocab = start.vocab if start is not None else draft_vocab(target, data.samples, recipe.draft_vocab)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(recipe.training.seed)
-        head = start.head if start is not None else kind.head(config, target.width, vocab.size)
-    head = head.to(target.device, torch.float32).train()
-    if start is None:
-        head.adopt(_head_rows(target, vocab), vocab.ids_U)
+    if start is not None:
+        vocab, head = start.vocab, start.head.to(target.device, torch.float32).train()
+    else:
+        vocab = draft_vocab(target, data.samples, recipe.draft_vocab)
+        head = new_head(target, vocab, recipe)
     texts, held = captured(target, data, head, recipe, cache, report)
     parts = HeldOut(target, head, vocab, held, depths=len(recipe.training.weights), nodes=recipe.tree_nodes)
     record = {
         "family": recipe.family,
-        "head": asdict(config),
+        "head": asdict(head.config),
         "target": fingerprint(target),
         "data": of_text([s.ids for s in data.samples]),
         "vocab": None if vocab.ids_U is None else of_text(vocab.ids_U.tolist()),
@@ -190,6 +189,17 @@ def fitted(
     return Fitted(head, vocab, paths, progress, result)
 
 
+def new_head(target: Target, vocab: DraftVocab, recipe: Recipe) -> Head:
+    """An untrained head; its weights follow from the recipe's seed and the target."""
+    kind = family(recipe.family)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(recipe.training.seed)
+        head = kind.head(kind.config(**recipe.head), target.width, vocab.size)
+    head = head.to(target.device, torch.float32).train()
+    head.adopt(_head_rows(target, vocab), vocab.ids_U)
+    return head
+
+
 @torch.no_grad()
 def _head_rows(target: Target, vocab: DraftVocab) -> Tensor:
     """`[U, D]`, read off the head itself: a packed one shows no rows. Differs where a soft-cap bends the logits."""
@@ -217,7 +227,7 @@ def captured(
     target: Target, data: Data, head: Head, recipe: Recipe, cache: Path, report: Report | None
 ) -> tuple[Texts, Texts]:
     """Features of the training texts and of the held-out answers."""
-    stored = _stored(target, recipe)
+    stored = stored_as(target, recipe)
     window = window_of(head, len(recipe.training.weights))
     place = cache / "features"
     if recipe.on_the_fly:
@@ -232,7 +242,8 @@ def window_of(head: Head, depths: int) -> Window:
     return Window(before=depths + 1 if head.alone else None)
 
 
-def _stored(target: Target, recipe: Recipe) -> str:
+def stored_as(target: Target, recipe: Recipe) -> str:
+    """Number format of features on disk: the target's own unless the recipe names one."""
     names = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
     return names[target.can.dtype] if recipe.stored == "auto" else recipe.stored
 

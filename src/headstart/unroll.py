@@ -146,10 +146,7 @@ def _flat(batch: Batch) -> Known:
     """All sequences as one row; nothing looks across their borders."""
     known = _known(batch)
     total = batch.token_BT.numel()
-    final, layers = batch.features
-    flat = Features(
-        None if final is None else final.reshape(1, total, -1), tuple(x.reshape(1, total, -1) for x in layers)
-    )
+    flat = batch.features.map(lambda x_BTD: x_BTD.reshape(1, total, -1))
     return Known(known.next_BA.reshape(1, -1), flat, [total])
 
 

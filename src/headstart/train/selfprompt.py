@@ -36,12 +36,14 @@ class Invented(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Inventing:
-    """How prompts are made up. `seeded` is the share that starts from an opener of `categories` (empty: of all).
+    """How prompts are made up, `rows` side by side. `seeded` is the share that starts from an opener of `categories`
+    (empty: of all).
 
     Kept are prompts of `words` words, a share of `distinct_words` different, with most (`OF_SCRIPT`) letters from
     `script` if one is named ("LATIN", "CYRILLIC", "CJK", ... as Unicode names letters).
     """
 
+    rows: int = 128
     temperature: float = 1.0
     top_p: float = 0.95
     max_tokens: int = 96
@@ -70,8 +72,9 @@ def invent(target: Target, how: Inventing, count: int, unit: int, tick: Tick | N
     chat = bool(getattr(target.tokenizer, "chat_template", None))
     before, after = _frame(target) if chat else (_nothing(target), "")
     prompts = [target.tokenizer.encode(before + opener, add_special_tokens=False) for _, opener in seeds]
+    seed = rng.getrandbits(48)
     sampling = How(
-        max_new_tokens=how.max_tokens, temperature=how.temperature, top_p=how.top_p, seed=rng.getrandbits(48)
+        rows=how.rows, max_new_tokens=how.max_tokens, temperature=how.temperature, top_p=how.top_p, seed=seed
     )
     specials = [token for token, entry in target.tokenizer.added_tokens_decoder.items() if entry.special]
     answers = rollout(target, prompts, sampling, [*target.eos, *specials], tick)
