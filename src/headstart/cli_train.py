@@ -209,18 +209,22 @@ def _print_summary(found: Any, out: Path) -> None:
 
 def _print_data(console: Console, model: Any, texts: Data, recipe: Recipe) -> None:
     from headstart.catalogue import family
-    from headstart.learn import draft_vocab, vocab_report, window_of
-    from headstart.train.capture import cost
+    from headstart.learn import draft_vocab, stored_as, vocab_report, window_of
+    from headstart.train.capture import cost, pace
 
     vocab = draft_vocab(model, texts.samples, recipe.draft_vocab)
     kind = family(recipe.family)
     head = kind.head(kind.config(**recipe.head), model.width, vocab.size)
-    price = cost(model, texts.samples, head.needs, window_of(head, len(recipe.training.weights)), "fp32", model.width)
+    window, stored = window_of(head, len(recipe.training.weights)), stored_as(model, recipe)
+    price = cost(model, texts.samples, head.needs, window, stored, model.width)
+    rate = pace(model, texts.samples, head.needs)
+    kept = "kept nowhere (--on-the-fly)" if recipe.on_the_fly else f"at most {price.bytes / 2**20:.0f} MiB on disk"
     console.print(
         f"{len(texts.samples)} texts, {texts.report['supervised']} supervised tokens; {len(texts.held_out)} held-out "
         f"answers\ndraft vocabulary of {vocab.size}: covers {100 * vocab_report(model, texts.samples, vocab):.2f} % of "
         f"training and {100 * vocab_report(model, texts.held_out, vocab):.2f} % of held-out tokens\n"
-        f"features of {price.kept} of {price.tokens} positions: at most {price.bytes / 2**20:.0f} MiB on disk",
+        f"features of {price.kept} of {price.tokens} positions: {kept}, about {price.tokens / rate / 60:.0f} min at "
+        f"{rate:.0f} tokens/s, {'every epoch' if recipe.on_the_fly else 'once'}",
         highlight=False,
     )
 

@@ -66,6 +66,17 @@ def cost(target: Target, samples: Sequence[Sample], taps: Taps, window: Window, 
     return Cost(sum(len(s.ids) for s in samples), kept, kept * (states * width * STORED[stored].itemsize + 5))
 
 
+def pace(target: Target, samples: Sequence[Sample], taps: Taps) -> float:
+    """Tokens per second of a capture, from a pass over texts of middle length; one before it warms up."""
+    ascending = sorted(samples, key=lambda s: len(s.ids))[len(samples) // 2 :]
+    batch = [ascending[i].ids for i in next(neighbours([len(s.ids) for s in ascending], BATCH_TOKENS))]
+    for _ in range(2):
+        start = time.perf_counter()
+        prefill(target, target.empty(len(batch)), batch, taps)
+        seconds = time.perf_counter() - start
+    return sum(map(len, batch)) / seconds
+
+
 class Texts(Protocol):
     """Where a trainer reads its texts. Kept positions and supervised tokens of each are known without any feature."""
 
