@@ -143,7 +143,8 @@ def test_what_is_tapped_is_what_is_kept(tiny: Callable[..., HFTarget], tmp_path:
         out = tiny().model.base_model(torch.tensor([SOME[0].ids]), use_cache=False, output_hidden_states=True)
     for count, layer in zip(taps.layers, text.features.layers, strict=True):  # in the order asked for
         if count < 3:  # transformers' last entry has the final norm in it
-            torch.testing.assert_close(layer, out.hidden_states[count][0], atol=1e-5, rtol=1e-5)
+            expected = out.hidden_states[count][0]  # sums of a residual stream that is hundreds wide
+            torch.testing.assert_close(layer, expected, atol=1e-6 * float(expected.abs().max()), rtol=1e-5)
         else:
             normed = tiny().model.base_model.norm(layer)
             torch.testing.assert_close(normed, out.last_hidden_state[0], atol=1e-5, rtol=1e-5)

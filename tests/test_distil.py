@@ -415,7 +415,7 @@ def test_a_target_that_invents_nothing_usable_is_given_up(tmp_path: Path, monkey
     )
     source = SelfPrompts(9, Inventing(), unit=3)
     with pytest.raises(
-        BadInput, match=rf"{BARREN} batches of 3 invented prompts held none .*'length': 32.*'repetition': 20"
+        BadInput, match=rf"{BARREN} units of 3 invented prompts held none .*'length': 32.*'repetition': 20"
     ):
         distil(chat_target(), source, tmp_path, How(max_new_tokens=1))
     assert asked == list(range(6 + BARREN))

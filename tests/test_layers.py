@@ -17,10 +17,10 @@ LAYERS: list[set[str]] = [
     {"requests", "generation", "session", "evaluate", "tune", "serve", "export", "testing"},
     {"catalogue", "recipes", "show", "heldout"},
     {"checkpoint"},
-    {"learn"},
+    {"learn", "prove"},
     {"forecast"},
     {"cli_common"},
-    {"cli_train"},
+    {"cli_train", "cli_prove"},
     {"cli", "__init__"},
     {"__main__"},
 ]

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from headstart import cli_train, memory
+from headstart import cli_prove, cli_train, memory
 from headstart._version import __version__
-from headstart.cli_common import Dtype, TargetArg, interruptible, load, progress
+from headstart.cli_common import Dtype, TargetArg, drafter_for, interruptible, load, progress
 from headstart.errors import HeadstartError
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     help="Speculative decoding that never changes an output.", no_args_is_help=True, pretty_exceptions_enable=False
 )
-for command in cli_train.COMMANDS:
+for command in (*cli_train.COMMANDS, *cli_prove.COMMANDS):
     app.command()(command)
 Tokens = Annotated[int, typer.Option("--max-new-tokens", "-m", help="Longest answer.")]
 DrafterOpt = Annotated[
@@ -97,7 +97,7 @@ def generate(
     with interruptible():
         model = load(target, dtype)
         asked: Any = text if raw or not model.tokenizer.chat_template else [{"role": "user", "content": text}]
-        answers = _answer(model, asked, _drafter(drafter, model, dtype), max_new_tokens, how, show, compare)
+        answers = _answer(model, asked, drafter_for(drafter, model, dtype), max_new_tokens, how, show, compare)
     if json_file is not None:
         json_file.write_text(json.dumps({n: _record(a) for n, a in answers.items()}, indent=1, ensure_ascii=False))
     if compare and answers["plain"].token_ids != answers["speculative"].token_ids and how.greedy:
@@ -126,7 +126,7 @@ def chat(
     model = load(target, dtype)
     session = Session(
         model,
-        drafter=_drafter(drafter, model, dtype),
+        drafter=drafter_for(drafter, model, dtype),
         max_new_tokens=max_new_tokens,
         sampling=Sampling(temperature=temperature, top_p=top_p, seed=seed),
         messages=[] if system is None else [{"role": "system", "content": system}],
@@ -145,29 +145,6 @@ def _ask(console: Console) -> str | None:
         return console.input("[bold]you> [/]").strip() or None
     except (EOFError, KeyboardInterrupt):
         return None
-
-
-def _drafter(name: str, target: HFTarget, dtype: str) -> Drafter | None:
-    """`none`, `lookup`, or a directory of a head or of a small causal LM; the target refuses one that does not fit."""
-    from headstart.checkpoint import is_head, load_head
-    from headstart.drafters.draft_model import DraftModel
-    from headstart.drafters.lookup import PromptLookup
-    from headstart.errors import BadInput
-
-    if name == "none":
-        return None
-    if name == "lookup":
-        return PromptLookup()
-    if not Path(name).is_dir():
-        raise BadInput(
-            f"--drafter {name!r} is not a directory; expected lookup, none, or the directory of a head or draft model."
-        )
-    if is_head(name):
-        head: Drafter = load_head(name, target)
-        return head
-    drafter = DraftModel(load(name, dtype))
-    drafter.check(target)
-    return drafter
 
 
 def _answer(

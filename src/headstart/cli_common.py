@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 if TYPE_CHECKING:
+    from headstart.drafters.base import Drafter
     from headstart.targets.hf import HFTarget
 
 LOG_SECONDS = 15.0  # between two lines of progress in a log
@@ -68,3 +70,26 @@ def load(target: str, dtype: str) -> HFTarget:
         from headstart.targets.load import load_target
 
         return load_target(target, dtype=dtype, progress=report)
+
+
+def drafter_for(name: str, target: HFTarget, dtype: str) -> Drafter | None:
+    """`none`, `lookup`, or a directory of a head or of a small causal LM; the target refuses one that does not fit."""
+    from headstart.checkpoint import is_head, load_head
+    from headstart.drafters.draft_model import DraftModel
+    from headstart.drafters.lookup import PromptLookup
+    from headstart.errors import BadInput
+
+    if name == "none":
+        return None
+    if name == "lookup":
+        return PromptLookup()
+    if not Path(name).is_dir():
+        raise BadInput(
+            f"--drafter {name!r} is not a directory; expected lookup, none, or the directory of a head or draft model."
+        )
+    if is_head(name):
+        head: Drafter = load_head(name, target)
+        return head
+    drafter = DraftModel(load(name, dtype))
+    drafter.check(target)
+    return drafter

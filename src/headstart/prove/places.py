@@ -1,0 +1,105 @@
+"""Was every emitted token a draw from the target's own law? Exact tests on one run, without a second one.
+
+The law of each emitted token is computed again, by plain passes over the finished text. A token's place in its law,
+with the drafted candidates listed first and a random point inside its own stretch (the randomised probability-integral
+transform), is uniform on [0, 1] and independent of everything before it if and only if the token was drawn from that
+law. So accepting too readily piles places up below the candidates' mass, a wrong residual bends those above it, and a
+random number used twice shows between neighbours.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+LEAST = 20  # places below which a test says nothing
+
+
+class Place(NamedTuple):
+    """Where a token lies in its law: `at` in [0, 1], candidates first, and `by_id`, the order of inverse transform
+    sampling; `mass` of the candidates that were tried; was it one of them?"""
+
+    at: float
+    by_id: float
+    mass: float
+    accepted: bool
+    possible: bool
+
+
+def place(law_V: Tensor, token: int, tried: Sequence[int], inside: float) -> Place:
+    """`tried` are distinct tokens in the order they were tested; the rest follow by falling probability, then id."""
+    p_V = law_V.double()
+    p_V = p_V / p_V.sum()
+    own = float(p_V[token])
+    mass = float(p_V[list(tried)].sum()) if tried else 0.0
+    if token in tried:
+        before = float(p_V[list(tried[: tried.index(token)])].sum())
+    else:
+        above_V = p_V > own
+        above_V[:token] |= p_V[:token] == own
+        above_V[list(tried)] = False
+        before = mass + float(p_V[above_V].sum())
+    by_id = float(p_V[:token].sum()) + inside * own
+    return Place(min(before + inside * own, 1.0), min(by_id, 1.0), mass, token in tried, own > 0)
+
+
+def kolmogorov(values: Sequence[float]) -> float:
+    """p-value of the Kolmogorov-Smirnov test against the uniform law; asymptotic, with Stephens' correction."""
+    n = len(values)
+    if not n:
+        return 1.0
+    gap = max((max(i / n - x, x - (i - 1) / n) for i, x in enumerate(sorted(values), 1)), default=0.0)
+    t = (math.sqrt(n) + 0.12 + 0.11 / math.sqrt(n)) * gap
+    if t < 0.2:  # the series converges slowly there, and the value is 1 to 20 digits
+        return 1.0
+    terms = ((1.0 if k % 2 else -1.0) * math.exp(-2 * (k * t) ** 2) for k in range(1, 101))
+    return min(1.0, max(0.0, 2 * sum(terms)))
+
+
+def normal(z: float) -> float:
+    """Two-sided p-value of a standard normal."""
+    return math.erfc(abs(z) / math.sqrt(2))
+
+
+def mean(values: Sequence[float]) -> float:
+    """p-value of the mean of uniform numbers: 1/2 on average, with variance 1/12 each."""
+    return normal((sum(values) / len(values) - 0.5) * math.sqrt(12 * len(values)))
+
+
+def examine(places: Sequence[Sequence[Place]], inside: Sequence[Sequence[float]]) -> dict[str, float]:
+    """p-values, each uniform if all is well. One sequence of places per answer, in the order of its tokens; `inside`
+    are further random numbers, one per token. A test with too few places is left out."""
+    flat = [p for answer in places for p in answer]
+    spare = [v for answer in inside for v in answer]
+    tried = [(p, v) for p, v in zip(flat, spare, strict=True) if 0 < p.mass < 1]
+    groups = {
+        "accepts": [v * p.mass if p.accepted else p.mass + v * (1 - p.mass) for p, v in tried],
+        "accepted tokens": [p.at / p.mass for p in flat if p.accepted and p.mass > 0],
+        "refused draws": [(p.at - p.mass) / (1 - p.mass) for p, _ in tried if not p.accepted],
+        "free draws": [p.at for p in flat if p.mass == 0],
+    }
+    out: dict[str, float] = {}
+    for name, values in groups.items():
+        if len(values) >= LEAST:
+            out |= {f"{name}: law": kolmogorov(values), f"{name}: mean": mean(values)}
+    products = [(a.by_id - 0.5) * (b.by_id - 0.5) for answer in places for a, b in pairwise(answer) if a.accepted]
+    if len(products) >= LEAST:  # tokens of one block: uncorrelated, with variance 1/144 each
+        out["within a block"] = normal(12 * sum(products) / math.sqrt(len(products)))
+    return out
+
+
+def verdict(p_values: dict[str, float], impossible: int) -> float:
+    """One p-value: the smallest, times their number; 0 if a token had no mass at all."""
+    if impossible:
+        return 0.0
+    return min([1.0, *(len(p_values) * p for p in p_values.values())])
+
+
+def generator(seed: int) -> torch.Generator:
+    """Random numbers of the tests themselves, apart from those of decoding."""
+    return torch.Generator(device="cpu").manual_seed(seed)

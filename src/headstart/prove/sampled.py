@@ -1,0 +1,130 @@
+"""Sampled output against the target's law: decode with drafts, then look every emitted token up in its law."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+
+from headstart.core import Kind, Taps
+from headstart.decode import decode
+from headstart.drafters.base import Drafter
+from headstart.prove.places import Place, examine, generator, place, verdict
+from headstart.requests import new_request, resolved
+from headstart.sampling import History, Sampling, law
+from headstart.targets.base import Target, prefill
+from headstart.tree import chain
+from headstart.verify.base import Verifier
+
+BATCH = 16  # answers side by side
+CHUNK = 128  # positions whose laws are computed in one pass
+
+
+class Emitted(NamedTuple):
+    """One answer: the prompt, its tokens, and the drafted candidates that were tried where each token was chosen."""
+
+    prompt: list[int]
+    tokens: list[int]
+    tried: list[list[int]]
+
+
+class Checked(NamedTuple):
+    """What was emitted, how it lies in its laws, and what the tests say. `steps` by accepted length."""
+
+    tokens: int
+    accepted: dict[int, int]
+    impossible: int
+    p_values: dict[str, float]
+    p_value: float
+
+
+def speak(
+    target: Target,
+    drafter: Drafter,
+    verifier: Verifier,
+    prompts: Sequence[list[int]],
+    how: Sampling,
+    max_new_tokens: int,
+) -> tuple[list[Emitted], dict[int, int]]:
+    """Decode every prompt, with what was tried on the way. Candidates that were drawn, not chosen, count as untried:
+    given them, a token does not follow the target's law; only over all draws it does."""
+    settled = resolved(target, how, max_new_tokens)
+    out: list[Emitted] = []
+    accepted: dict[int, int] = {}
+    for start in range(0, len(prompts), BATCH):
+        some = prompts[start : start + BATCH]
+        seeds = [None if how.seed is None else how.seed * 100_003 + start + i for i in range(len(some))]
+        requests = [
+            new_request(target, ids, replace(settled, seed=seed), max_new_tokens, 0)
+            for ids, seed in zip(some, seeds, strict=True)
+        ]
+        rows = [Emitted(ids, [], []) for ids in some]
+        for step in decode(target, requests, drafter, verifier):
+            for e in step.emissions:
+                fixed = drafter.kind is Kind.POINT
+                for node, token in zip(e.kept, e.tokens, strict=True):
+                    tried = [e.tree.tokens[child] for child in e.tree.trials[node]] if fixed else []
+                    rows[e.request].tokens.append(token)
+                    rows[e.request].tried.append(tried)
+                if step.drafted:
+                    accepted[len(e.kept) - 1] = accepted.get(len(e.kept) - 1, 0) + 1
+        out += rows
+    return out, accepted
+
+
+@torch.inference_mode()
+def look_up(target: Target, answer: Emitted, how: Sampling, inside: Sequence[float]) -> list[Place]:
+    """Every token's place in the law that a plain pass over the finished text gives it."""
+    ids = [*answer.prompt, *answer.tokens[:-1]]
+    history = History(answer.prompt)
+    cache = target.empty(1)
+    if len(answer.prompt) > 1:
+        cache, _, _ = prefill(target, cache, [answer.prompt[:-1]], Taps())
+    places: list[Place] = []
+    for start in range(len(answer.prompt) - 1, len(ids), CHUNK):
+        part = torch.tensor([ids[start : start + CHUNK]], device=target.device)
+        rows, _ = target.extend(cache, part, chain(1, part.shape[1], target.device), Taps())
+        logits_NV = rows.logits_RNV([0])[0].cpu()
+        cache = target.commit(cache, [range(part.shape[1])])
+        for logits_V in logits_NV:
+            at = len(places)
+            places.append(place(law(logits_V, how, history, []), answer.tokens[at], answer.tried[at], inside[at]))
+            history.emit(answer.tokens[at])
+    return places
+
+
+def check(
+    target: Target,
+    drafter: Drafter,
+    verifier: Verifier,
+    prompts: Sequence[list[int]],
+    how: Sampling,
+    max_new_tokens: int,
+    *,
+    honest: Target | None = None,
+    decoded: Sampling | None = None,
+) -> Checked:
+    """Decode and test. For controls: `honest` computes the laws if `target` is a faulty one, `decoded` are the settings
+    that decoding is given if they are others than it is tested against."""
+    answers, accepted = speak(target, drafter, verifier, prompts, decoded or how, max_new_tokens)
+    return tested(honest or target, answers, accepted, how, max_new_tokens)
+
+
+def tested(
+    target: Target, answers: Sequence[Emitted], accepted: dict[int, int], how: Sampling, max_new_tokens: int
+) -> Checked:
+    """The tests alone."""
+    settled = resolved(target, how, max_new_tokens)
+    rng = generator(0 if how.seed is None else how.seed)
+    places: list[list[Place]] = []
+    spare: list[list[float]] = []
+    for answer in answers:
+        inside = torch.rand(2, len(answer.tokens), generator=rng, dtype=torch.float64).tolist()
+        places.append(look_up(target, answer, settled, inside[0]))
+        spare.append(inside[1])
+    impossible = sum(not p.possible for answer in places for p in answer)
+    p_values = examine(places, spare)
+    tokens = sum(len(a.tokens) for a in answers)
+    return Checked(tokens, dict(sorted(accepted.items())), impossible, p_values, verdict(p_values, impossible))
