@@ -102,7 +102,7 @@ def measure(target: Any, head: Path, texts: list[tuple[str, Spoken]], nodes: int
         by_category[category].append(text)
     card = inspect(head)["card"]
     return {
-        "head": head.name,
+        "head": head.parent.name if head.name == "head" else head.name,
         "trained_tokens": card.get("tokens"),
         "held_out_tokens_per_step": card.get("held_out_tokens_per_step"),
         "nodes": nodes,

@@ -427,7 +427,7 @@ def test_a_target_that_invents_nothing_usable_is_given_up(tmp_path: Path, monkey
 )
 def test_counts_are_checked(make: Callable[[int], Source]) -> None:
     for wrong in (0, -1):
-        with pytest.raises(BadInput, match=rf"(count|batch)={wrong}: expected at least 1"):
+        with pytest.raises(BadInput, match=rf"(count|unit)={wrong}: expected at least 1"):
             make(wrong)
 
 
