@@ -36,4 +36,5 @@ def test_scratch_memory_is_not_given_back() -> None:
         )
         counts.append(int(done.stdout))
     without, kept = counts
-    assert without > 10_000 and kept < without / 20
+    assert kept < 2_000, f"{without} without"  # 62,000 where the system has huge pages on request only
+    assert kept <= without
