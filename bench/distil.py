@@ -10,10 +10,9 @@ from pathlib import Path
 
 import headstart as hs
 from common import write
-from headstart.prompts import packaged
 from headstart.train.answers import read_answers, summary
 from headstart.train.distil import Given, distil
-from headstart.train.readers import Chat
+from headstart.train.readers import packaged_chats
 from headstart.train.rollout import How
 
 
@@ -25,7 +24,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=192)
     args = parser.parse_args()
     target = hs.load_target(args.target, dtype=args.dtype)
-    chats = [Chat(p.id, p.messages, p.category) for p in packaged(held_out=False)]
+    chats = packaged_chats(held_out=False)
     out = Path(tempfile.mkdtemp())
     start = time.perf_counter()
     distil(target, Given(chats, len(chats)), out / "answers", How(rows=args.batch, max_new_tokens=args.tokens))

@@ -21,13 +21,12 @@ from common import RESULTS, SPEC_BENCH, write
 from headstart.checkpoint import DraftSize, inspect, load_head
 from headstart.core import Features, Taps
 from headstart.learn import of_row
-from headstart.prompts import packaged
 from headstart.replay import Replayed, Spoken, replay
 from headstart.train.answers import read_answers
 from headstart.train.capture import Window, capture
 from headstart.train.distil import Given, distil
 from headstart.train.fingerprint import fingerprint
-from headstart.train.readers import Chat, read
+from headstart.train.readers import Chat, packaged_chats, read
 from headstart.train.rollout import How
 
 TOKENS = 128
@@ -37,7 +36,7 @@ RUN = 8
 def chats(rows: int) -> tuple[str, list[Chat]]:
     """Spec-Bench where its file is, else the packaged held-out prompts."""
     if not SPEC_BENCH.exists():
-        return "packaged held-out prompts", [Chat(p.id, p.messages, p.category) for p in packaged()]
+        return "packaged held-out prompts", packaged_chats()
     taken: Counter[str] = Counter()
     out = []
     for chat in read(SPEC_BENCH).chats:

@@ -161,3 +161,24 @@ def test_progress_in_a_log_is_a_line_now_and_then(
             report(f"at {second} s", second / 100 if second < 20 else None)
     out, err = capsys.readouterr()
     assert (out, err.splitlines()) == ("", [" 16%  at 16 s", "at 32 s"])
+
+
+def test_prove_says_what_it_found(run: Callable[..., Result], tmp_path: Path) -> None:
+    target = tiny_target("gemma3", tie_word_embeddings=True)
+    target.tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}.{% endfor %}"
+    target.model.save_pretrained(tmp_path / "target")
+    target.tokenizer.save_pretrained(tmp_path / "target")
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in ("abcabcabc", "cab cab", "fed fed fed")))
+    small = ("--count", 3, "-m", 24, "--sampled-tokens", 200, "--dtype", "fp32")
+    record = tmp_path / "proof.json"
+    done = run("prove", tmp_path / "target", "lookup", "--prompts", prompts, "--out", record, *small)
+    found = json.loads(record.read_text())
+    assert found["greedy"]["prompts"] == found["greedy"]["identical"] == 3
+    assert done.returncode == {"pass": 0, "inconclusive": 3}[found["verdict"]], done.stderr
+    assert found["verdict"] in done.stdout and "3 of 3 identical" in done.stdout and "control:" in done.stdout
+    done = run("prove", tmp_path / "target", "none", "--prompts", prompts, *small)
+    assert done.returncode == 1 and "nothing to prove" in done.stderr and "Traceback" not in done.stderr
+    prompts.write_text("")
+    done = run("prove", tmp_path / "target", "lookup", "--prompts", prompts, *small)
+    assert done.returncode == 1 and "Traceback" not in done.stderr

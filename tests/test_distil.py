@@ -547,6 +547,13 @@ def test_speed_and_time_left_are_those_of_this_run(monkeypatch: pytest.MonkeyPat
     ]
 
 
+def test_a_large_unit_does_not_make_more_than_a_batch_too_much(tmp_path: Path) -> None:
+    how = dataclasses.replace(LOOSE, rows=4)
+    for count, most in ((2, 4), (6, 10)):
+        distil(chat_target(), SelfPrompts(count, how, unit=100), tmp_path / str(count), HOW)
+        assert count <= summary(read_answers(tmp_path / str(count))).prompts.texts <= most
+
+
 def test_totals() -> None:
     assert [Given(many(7), 3).total((0, n)) for n in (1, 2, 3, 9)] == [7, 4, 3, 1]
     assert [SelfPrompts(7, LOOSE, 3).total((0, n)) for n in (1, 2, 3, 9)] == [7, 4, 3, 1]

@@ -73,6 +73,8 @@ def test_what_does_not_fit_takes_the_plain_way() -> None:
         (query, key, value.transpose(2, 3).contiguous().transpose(2, 3), mask),
         (query, key, value, mask.float()),
         (query, key, value, mask.expand(-1, 9, -1, -1)),
+        (query, key, value, mask[:1]),  # would be read beyond its end
+        (query, key, value, mask[..., :40]),
         case(2, 9, 1, 20, 64),
         case(2, 4, 2, 20, 48),
     ]

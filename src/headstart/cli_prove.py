@@ -22,7 +22,7 @@ def prove(
     target: TargetArg,
     drafter: Annotated[str, typer.Argument(help="Directory of a head or draft model, or lookup.")],
     prompts: Annotated[Path | None, typer.Option(help="File of prompts; the packaged held-out ones if none.")] = None,
-    count: Annotated[int, typer.Option(help="Prompts at most.")] = 24,
+    count: Annotated[int, typer.Option(min=1, help="Prompts at most.")] = 24,
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-m", help="Longest answer.")] = 64,
     sampled_tokens: Annotated[int, typer.Option(help="Tokens per sampled setting and control.")] = 3000,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the proof here, as JSON.")] = None,
@@ -32,10 +32,9 @@ def prove(
     import torch
 
     from headstart.errors import BadInput
-    from headstart.prompts import packaged
     from headstart.prove.proof import prove as proved
     from headstart.requests import encode
-    from headstart.train.readers import read
+    from headstart.train.readers import packaged_chats, read, user_turns
 
     def make(at: Any) -> Drafter:
         made = drafter_for(drafter, at, "fp32" if at is exact else dtype)
@@ -45,8 +44,8 @@ def prove(
             )
         return made
 
-    chats = [p.messages for p in packaged()] if prompts is None else [c.messages for c in read(prompts).chats]
-    asked = [m[: next(i for i, x in enumerate(m) if x["role"] == "user") + 1] for m in chats if m]
+    chats = packaged_chats() if prompts is None else [c for c in read(prompts).chats if c.text is None]
+    asked = [[*system, {"role": "user", "content": turns[0]}] for system, turns in map(user_turns, chats) if turns]
     with interruptible():
         serving = load(target, dtype)
         exact = serving if serving.can.dtype is torch.float32 else load(target, "fp32")

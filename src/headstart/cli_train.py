@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 Out = Annotated[Path, typer.Option("--out", "-o", help="Directory for the results; the same command resumes there.")]
 SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave bad rows out, and count them, instead of refusing.")]
-UNIT = 1024  # conversations of one file of answers: what a killed run loses at most
+UNIT = 1024  # conversations of one file of answers at most: what a killed run loses
 GOES_ON = "interrupted; the same command goes on from here"
 
 
@@ -41,10 +41,9 @@ def distill(
 ) -> None:
     """Let the target answer prompts, given or its own: the training data of a head."""
     from headstart.errors import BadInput
-    from headstart.prompts import packaged as packaged_prompts
     from headstart.train.answers import read_answers, summary
     from headstart.train.distil import Given, SelfPrompts, Source, distil, estimate
-    from headstart.train.readers import Chat, read
+    from headstart.train.readers import Chat, packaged_chats, read
     from headstart.train.rollout import How
     from headstart.train.selfprompt import Inventing
 
@@ -59,12 +58,12 @@ def distill(
             console.print(f"{path}: {len(reading.skipped)} bad rows left out, the first in line "
                           f"{reading.skipped[0].line}: {reading.skipped[0].reason}", style="yellow")  # fmt: skip
     if packaged:
-        chats += [Chat(p.id, p.messages, p.category) for p in packaged_prompts(held_out=False)]
+        chats += packaged_chats(held_out=False)
     if bool(chats) == bool(self_prompt):
         raise BadInput("Give files of prompts or --packaged, or else --self-prompt N; expected one of the two.")
     names = tuple(name for name in categories.split(",") if name)
     source: Source = (
-        Given(chats, UNIT)
+        Given(chats, min(UNIT, -(-len(chats) // share[1])))  # no part without work
         if chats
         else SelfPrompts(
             self_prompt,

@@ -36,7 +36,7 @@ from headstart.train.fingerprint import fingerprint, of_tensors, of_text
 from headstart.train.grams import Seen
 from headstart.train.loop import Training, train
 from headstart.train.plot import plot
-from headstart.train.readers import Chat, read
+from headstart.train.readers import packaged_chats, read
 from headstart.train.rollout import How
 from headstart.train.state import METRICS, Progress
 from headstart.train.template import OnLong, Sample, fit, sample
@@ -128,8 +128,7 @@ def gather(
 def held_out_answers(target: Target, cache: Path, report: Report | None = None) -> list[Sample]:
     """The target's greedy answers to the packaged held-out prompts, made once per target."""
     folder = cache / "held-out" / fingerprint(target)
-    chats = [Chat(p.id, p.messages, p.category) for p in packaged()]
-    source = Given(chats, unit=64, name="held-out", held_out=True)
+    source = Given(packaged_chats(), unit=64, name="held-out", held_out=True)
     distil(target, source, folder, HELD_OUT, report=report)
     return [of_row(row) for row in read_answers(folder) if len(row.response_ids) > 1]
 

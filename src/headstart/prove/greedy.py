@@ -32,8 +32,8 @@ class Divergence(NamedTuple):
 
     @property
     def rounding(self) -> bool:
-        """Near enough to a tie that the order of sums decides."""
-        return abs(self.gap) <= ROUNDING * self.noise
+        """Two tokens near enough to a tie that the order of sums decides; an answer that goes on too long is no tie."""
+        return self.plain != self.speculative and abs(self.gap) <= ROUNDING * self.noise
 
 
 class Identity(NamedTuple):
@@ -74,12 +74,16 @@ def identity(target: Target, drafter: Drafter, prompts: Sequence[list[int]], max
 
 def parting(target: Target, number: int, prompt: list[int], plain: list[int], fast: list[int]) -> Divergence:
     """Where two different answers part, and what the target thinks of both tokens there."""
-    shorter = min(len(plain), len(fast))
-    at = next((i for i in range(shorter) if plain[i] != fast[i]), shorter - 1)  # one of them went on too long
+    at = min(first_difference(plain, fast), min(len(plain), len(fast)) - 1)  # if one of them only went on too long
     one_V, other_V = _last_logits(target, [*prompt, *plain[:at]])
     a, b = plain[at], fast[at]
     noise = max(float((one_V - other_V).abs().max()), float(one_V.abs().max()) * torch.finfo(target.can.dtype).eps)
     return Divergence(number, at, a, b, float(one_V[a] - one_V[b]), noise)
+
+
+def first_difference(one: Sequence[int], other: Sequence[int]) -> int:
+    """Where two sequences part; the length of the shorter one if it begins the other."""
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
 def _last_logits(target: Target, ids: list[int]) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 LEAST = 20  # places below which a test says nothing
@@ -98,8 +97,3 @@ def verdict(p_values: dict[str, float], impossible: int) -> float:
     if impossible:
         return 0.0
     return min([1.0, *(len(p_values) * p for p in p_values.values())])
-
-
-def generator(seed: int) -> torch.Generator:
-    """Random numbers of the tests themselves, apart from those of decoding."""
-    return torch.Generator(device="cpu").manual_seed(seed)

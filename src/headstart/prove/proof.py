@@ -10,7 +10,7 @@ from headstart.core import Report
 from headstart.drafters.base import Drafter
 from headstart.generation import generate
 from headstart.prove.controls import GREEDY, SAMPLED, Control
-from headstart.prove.greedy import Divergence, Identity, identity
+from headstart.prove.greedy import Divergence, Identity, first_difference, identity
 from headstart.prove.sampled import Checked, check
 from headstart.requests import pair
 from headstart.sampling import Sampling
@@ -87,10 +87,10 @@ def prove(
         served = identity(serving, make(serving), prompts, max_new_tokens)
     runs = -(-sampled_tokens // max_new_tokens)
     some = [prompts[i % len(prompts)] for i in range(runs)]
+    verifier = pair(exact, drafter, None)[1]
     sampling, controls = [], []
     for i, how in enumerate(settings):
         say(f"sampled text at temperature {how.temperature}, top-p {how.top_p}", 0.3 + 0.3 * i / len(settings))
-        verifier = pair(exact, drafter, None)[1]
         sampling.append((how, check(exact, drafter, verifier, some, how, max_new_tokens)))
     for i, control in enumerate((*GREEDY, *SAMPLED)):
         say(f"control: {control.name}", 0.6 + 0.05 * i)
@@ -143,8 +143,7 @@ def _greedy_control(
     for ids, expected in zip(prompts, plain, strict=True):
         found = generate(faulty, ids, drafter=drafter, max_new_tokens=limit).token_ids
         if found != expected:
-            at = next((i for i, (a, b) in enumerate(zip(found, expected, strict=False)) if a != b), len(found))
-            return Caught(control.name, "greedy", True, tokens + at + 1, None)
+            return Caught(control.name, "greedy", True, tokens + first_difference(found, expected) + 1, None)
         tokens += len(found)
     return Caught(control.name, "greedy", False, tokens, None)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -11,7 +12,7 @@ import torch
 from headstart.core import Kind, Taps
 from headstart.decode import decode
 from headstart.drafters.base import Drafter
-from headstart.prove.places import Place, examine, generator, place, verdict
+from headstart.prove.places import Place, examine, place, verdict
 from headstart.requests import new_request, resolved
 from headstart.sampling import History, Sampling, law
 from headstart.targets.base import Target, prefill
@@ -31,7 +32,7 @@ class Emitted(NamedTuple):
 
 
 class Checked(NamedTuple):
-    """What was emitted, how it lies in its laws, and what the tests say. `steps` by accepted length."""
+    """What was emitted, how it lies in its laws, and what the tests say. `accepted` counts steps by accepted length."""
 
     tokens: int
     accepted: dict[int, int]
@@ -51,8 +52,9 @@ def speak(
     """Decode every prompt, with what was tried on the way. Candidates that were drawn, not chosen, count as untried:
     given them, a token does not follow the target's law; only over all draws it does."""
     settled = resolved(target, how, max_new_tokens)
+    fixed = drafter.kind is Kind.POINT
     out: list[Emitted] = []
-    accepted: dict[int, int] = {}
+    accepted: Counter[int] = Counter()
     for start in range(0, len(prompts), BATCH):
         some = prompts[start : start + BATCH]
         seeds = [None if how.seed is None else how.seed * 100_003 + start + i for i in range(len(some))]
@@ -63,13 +65,12 @@ def speak(
         rows = [Emitted(ids, [], []) for ids in some]
         for step in decode(target, requests, drafter, verifier):
             for e in step.emissions:
-                fixed = drafter.kind is Kind.POINT
                 for node, token in zip(e.kept, e.tokens, strict=True):
                     tried = [e.tree.tokens[child] for child in e.tree.trials[node]] if fixed else []
                     rows[e.request].tokens.append(token)
                     rows[e.request].tried.append(tried)
                 if step.drafted:
-                    accepted[len(e.kept) - 1] = accepted.get(len(e.kept) - 1, 0) + 1
+                    accepted[len(e.kept) - 1] += 1
         out += rows
     return out, accepted
 
@@ -96,28 +97,14 @@ def look_up(target: Target, answer: Emitted, how: Sampling, inside: Sequence[flo
 
 
 def check(
-    target: Target,
-    drafter: Drafter,
-    verifier: Verifier,
-    prompts: Sequence[list[int]],
-    how: Sampling,
-    max_new_tokens: int,
-    *,
-    honest: Target | None = None,
-    decoded: Sampling | None = None,
-) -> Checked:
-    """Decode and test. For controls: `honest` computes the laws if `target` is a faulty one, `decoded` are the settings
-    that decoding is given if they are others than it is tested against."""
+    target: Target, drafter: Drafter, verifier: Verifier, prompts: Sequence[list[int]], how: Sampling,
+    max_new_tokens: int, *, decoded: Sampling | None = None,
+) -> Checked:  # fmt: skip
+    """Decode and test. `decoded`, for controls: the settings that decoding is given if they are others than it is
+    tested against."""
     answers, accepted = speak(target, drafter, verifier, prompts, decoded or how, max_new_tokens)
-    return tested(honest or target, answers, accepted, how, max_new_tokens)
-
-
-def tested(
-    target: Target, answers: Sequence[Emitted], accepted: dict[int, int], how: Sampling, max_new_tokens: int
-) -> Checked:
-    """The tests alone."""
     settled = resolved(target, how, max_new_tokens)
-    rng = generator(0 if how.seed is None else how.seed)
+    rng = torch.Generator(device="cpu").manual_seed(0 if how.seed is None else how.seed)  # apart from decoding's
     places: list[list[Place]] = []
     spare: list[list[float]] = []
     for answer in answers:

@@ -10,8 +10,8 @@ from typing import NamedTuple
 from headstart.errors import BadInput
 from headstart.train.files import read_jsonl
 from headstart.train.grams import Diversity, Seen, diversity
+from headstart.train.readers import Message
 
-Message = dict[str, str]
 TOO_LONG = "too long"  # a row without an answer: its prompt leaves no room for one
 INVENTED = "self"  # source of prompts that the target made up
 

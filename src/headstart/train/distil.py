@@ -21,11 +21,11 @@ from headstart.core import Report
 from headstart.errors import BadInput
 from headstart.prompts import packaged
 from headstart.targets.base import Target
-from headstart.train.answers import INVENTED, TOO_LONG, Message, Row, read_rows, user_text
+from headstart.train.answers import INVENTED, TOO_LONG, Row, read_rows, user_text
 from headstart.train.files import same_or_refuse, write_jsonl
 from headstart.train.fingerprint import fingerprint
 from headstart.train.grams import Seen
-from headstart.train.readers import Chat, user_turns
+from headstart.train.readers import Chat, Message, user_turns
 from headstart.train.rollout import Answer, How, rollout
 from headstart.train.selfprompt import Invented, Inventing, invent, keep
 from headstart.train.template import prompt_ids
@@ -46,7 +46,7 @@ class Talk:
 
 
 class Source(Protocol):
-    """Where prompts come from. `talks(unit, seen)` is None once there are no more."""
+    """Where prompts come from. `talks` is None once there are no more; `wanted` conversations are still to be made."""
 
     name: str
 
@@ -54,7 +54,7 @@ class Source(Protocol):
         """What shapes it, for the record that a resumed run is compared with."""
         ...
 
-    def talks(self, target: Target, unit: int, seen: Seen) -> list[Talk] | None:
+    def talks(self, target: Target, unit: int, seen: Seen, wanted: int) -> list[Talk] | None:
         """The conversations of a unit; None: no more."""
         ...
 
@@ -82,7 +82,7 @@ class Given:
         digest = hashlib.sha256(repr([(t.id, t.system, t.turns) for t in self.kept]).encode()).hexdigest()[:16]
         return {"prompts": digest, "count": len(self.kept), "unit": self.unit}
 
-    def talks(self, target: Target, unit: int, seen: Seen) -> list[Talk] | None:
+    def talks(self, target: Target, unit: int, seen: Seen, wanted: int) -> list[Talk] | None:
         """The next slice."""
         return self.kept[unit * self.unit : (unit + 1) * self.unit] or None
 
@@ -92,8 +92,8 @@ class Given:
 
 
 class SelfPrompts:
-    """Prompts that the target invents: `count` of them in all parts together, each part its share, or a few more,
-    because units are whole."""
+    """Prompts that the target invents: `count` of them in all parts together, each part its share, or up to a batch
+    more."""
 
     name = INVENTED
 
@@ -106,9 +106,10 @@ class SelfPrompts:
         """All but the count: a run may be told to go on for longer."""
         return {"unit": self.unit, "inventing": asdict(self.how)}
 
-    def talks(self, target: Target, unit: int, seen: Seen) -> list[Talk] | None:
+    def talks(self, target: Target, unit: int, seen: Seen, wanted: int) -> list[Talk] | None:
         """Invented, filtered, and unlike anything accepted before in this part. Raises BadInput if none come."""
-        kept, dropped = keep(invent(target, self.how, self.unit, unit), self.how, seen)
+        size = min(self.unit, max(wanted, self.how.rows))  # a batch costs little more than a few of its rows
+        kept, dropped = keep(invent(target, self.how, size, unit), self.how, seen)
         self.dropped += dropped
         self._barren = 0 if kept else self._barren + 1
         if self._barren == BARREN:
@@ -161,7 +162,7 @@ def distil(
                 seen.add(user_text(row.messages))
             clock.skip(_talks(rows))
         else:
-            talks = source.talks(target, unit, seen)
+            talks = source.talks(target, unit, seen, clock.total - clock.done)
             if talks is None:
                 break
             rows = list(_answers(target, talks, source.name, how, clock.tick))

@@ -26,6 +26,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_core import from_json
 
 from headstart.errors import BadInput
+from headstart.prompts import packaged
 
 Message = dict[str, str]
 OnBad = Literal["refuse", "skip"]
@@ -79,6 +80,11 @@ def read(path: str | os.PathLike[str], *, on_bad: OnBad = "refuse") -> Reading:
     if not reading.chats:
         raise BadInput(f"{path} holds no chat{_listed(reading.skipped, 'row' if whole else 'line')}")
     return reading
+
+
+def packaged_chats(*, held_out: bool = True) -> list[Chat]:
+    """The prompts that ship with the package, as if read from a file."""
+    return [Chat(p.id, p.messages, p.category) for p in packaged(held_out=held_out)]
 
 
 def user_turns(chat: Chat) -> tuple[list[Message], list[str]]:

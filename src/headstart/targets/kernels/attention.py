@@ -24,7 +24,8 @@ def fits(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> bool
         return False
     heads, width = query.shape[1] // key.shape[1], query.shape[3]
     same = key.stride() == value.stride() and key.stride(3) == 1 and key.shape == value.shape
-    seen = mask is None or (mask.dtype is torch.bool and mask.shape[1:3] == (1, 1) and mask.stride(3) == 1)
+    shape = (len(query), 1, 1, key.shape[2])  # the kernel reads by it: a smaller mask would be read beyond its end
+    seen = mask is None or (mask.dtype is torch.bool and mask.shape == shape and mask.stride(3) == 1)
     return same and seen and heads <= MOST_HEADS and width % STRIDE == 0 and not isinstance(_kernel(), str)
 
 
