@@ -143,6 +143,68 @@ def test_new_prompts_take_the_places_of_answers_that_ended(
     assert full >= (sum(map(len, expected)) - len(asked)) / rows - NEW, "the batch is full until no prompt waits"
 
 
+def followed(target: Target, how: How, asked: list[list[int]], turns: list[int], stops: tuple[int, ...] = ()) -> Any:
+    """Conversations in which a turn is everything so far and one token more; answers by prompt and turn."""
+    numbered = [(i, 0, list(p)) for i, p in enumerate(asked)]
+    found: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
+
+    def follow(number: int, answer: Answer) -> list[int] | None:
+        i, turn, ids = numbered[number]
+        found[i, turn] = (ids, answer.ids)
+        if turn + 1 == turns[i]:
+            return None
+        numbered.append((i, turn + 1, [*ids, *answer.ids, 5 + i]))
+        return numbered[-1][2]
+
+    answers = rollout(target, asked, how, stops, None, follow, turns)
+    assert [a.ids for a in answers] == [found[i, turn][1] for i, turn, _ in numbered]
+    return found
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5, 12])
+def test_a_conversation_goes_on_in_the_running_batch(tiny: Any, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tiny()
+    stops = stops_of(plain(target, RAGGED))
+    turns = [1, 3, 1, 2, 1, 1, 4, 1, 1, 1, 2, 1]
+    passes = spied(monkeypatch, target, "extend")
+    found = followed(target, How(rows=rows, max_new_tokens=NEW, cut_loops=False), RAGGED, turns, stops)
+    assert sorted(found) == [(i, turn) for i, count in enumerate(turns) for turn in range(count)]
+    alone = sum(call[1].shape[1] == 1 and len(call[1]) == 1 for call in passes)
+    monkeypatch.undo()
+    for ids, answer in found.values():
+        assert answer == plain(target, [ids], NEW, stops)[0]
+    total = sum(len(answer) for _, answer in found.values())
+    assert rows == 1 or alone <= total / 3, "turns run beside others"
+
+
+def test_conversations_of_many_turns_start_first(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tiny()
+    calls = spied(monkeypatch, module, "_prefill")
+    turns = [1, 2, 1, 3, 1, 1]
+    found = followed(target, How(rows=2, max_new_tokens=3), RAGGED[:6], turns)
+    assert calls[0][1] == [RAGGED[3], RAGGED[1]]
+    assert all(len(call[1]) <= 2 for call in calls)
+    order = [call for *_, prompts in calls for call in prompts]
+    assert order[2:4] == [found[1, 1][0], found[3, 1][0]], "a turn that is ready comes before prompts that wait"
+
+
+def test_a_turn_without_room_is_refused(tiny: Any) -> None:
+    target = tiny(max_positions=32)
+    with pytest.raises(BadInput, match="room for 12 more"):
+        rollout(target, [[1] * 9], How(max_new_tokens=12), (), None, lambda i, answer: [1] * 21)
+
+
+def test_prompts_of_other_lengths_are_run_apart(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tiny()
+    monkeypatch.setattr(module, "SPREAD", 10)
+    calls = spied(monkeypatch, module, "_prefill")
+    answers = rollout(target, RAGGED, FREE, ())
+    assert [a.ids for a in answers] == plain(target, RAGGED)
+    spans = [(min(map(len, call[1])), max(map(len, call[1]))) for call in calls]
+    assert len(spans) >= 3 and all(high - low <= 10 for low, high in spans)
+    assert [low for low, _ in spans] == sorted(low for low, _ in spans)
+
+
 def test_with_places_to_fill_long_prompts_run_beside_long_ones(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     target = tiny()
     monkeypatch.setattr(module, "GROUP", 4)
@@ -241,10 +303,11 @@ def test_stop_comes_before_loop_and_length() -> None:
         rows[0].take(token)
     rows[0].take(1)
     assert (rows[0].ids, rows[0].ended) == ([0] * 9 + [1], "stop")
-    for token in [0] * 12:  # the third run of 8 ends at token 10, which is also the last one allowed
+    for token in [0] * 10:  # the third run of 8 ends at token 10, which is also the last one allowed
+        assert not rows[1].ended
         rows[1].take(token)
     assert (rows[1].ids, rows[1].ended) == ([0] * 10, "loop")
-    for token in [0, 2] * 6:
+    for token in [0, 2] * 5:
         rows[2].take(token)
     assert (rows[2].ids, rows[2].ended) == ([0, 2] * 5, "length")
 

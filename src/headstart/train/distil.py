@@ -11,9 +11,8 @@ import hashlib
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import compress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -165,7 +164,7 @@ def distil(
             talks = source.talks(target, unit, seen, clock.total - clock.done)
             if talks is None:
                 break
-            rows = list(_answers(target, talks, source.name, how, clock.tick))
+            rows = _answers(target, talks, source.name, how, clock.tick)
             if unit == 0 and rows and not any(row.response_ids for row in rows):
                 closest = target.can.max_positions - min(len(row.prompt_ids) for row in rows)
                 raise BadInput(f"No prompt leaves room for {how.max_new_tokens} tokens; the closest leaves {closest}.")
@@ -186,26 +185,37 @@ def _talks(rows: Sequence[Row]) -> int:
     return sum(row.turn == 0 for row in rows)
 
 
-def _answers(target: Target, talks: list[Talk], source: str, how: How, tick: Callable[[int], None]) -> Iterator[Row]:
-    """Turn by turn, all conversations of the unit at once; a turn sees the target's own earlier answers."""
+def _answers(target: Target, talks: list[Talk], source: str, how: How, tick: Callable[[int], None]) -> list[Row]:
+    """First turns first; a turn sees the target's own earlier answers, and is asked as soon as they are there."""
     history = [list(talk.system) for talk in talks]
-    going = list(range(len(talks)))
-    turn = 0
-    while going := [i for i in going if turn < len(talks[i].turns)]:
-        prompts = []
-        for i in going:
-            history[i].append({"role": "user", "content": talks[i].turns[turn]})
-            prompts.append(talks[i].ids or prompt_ids(target.tokenizer, history[i]))
-        fits = [len(p) + how.max_new_tokens <= target.can.max_positions for p in prompts]
-        answers = iter(rollout(target, list(compress(prompts, fits)), how, target.eos, tick))
-        for i, ids, fit in zip(going, prompts, fits, strict=True):
-            answer = next(answers) if fit else Answer([], TOO_LONG)
-            yield Row(talks[i].id, turn, source, talks[i].category, list(history[i]), ids, answer.ids, answer.ended)
-            said = answer.ids[:-1] if answer.ended == "stop" else answer.ids
-            text = target.tokenizer.decode(said, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-            history[i].append({"role": "assistant", "content": text})
-        going = list(compress(going, fits))
-        turn += 1
+    rows: dict[tuple[int, int], Row] = {}  # by turn and talk
+    asked: list[tuple[int, int]] = []  # as rollout numbers them
+
+    def ask(turn: int, i: int) -> list[int] | None:
+        """The prompt of a turn; None if there is no such turn, or no room for it."""
+        talk = talks[i]
+        if turn == len(talk.turns):
+            return None
+        history[i].append({"role": "user", "content": talk.turns[turn]})
+        ids = talk.ids or prompt_ids(target.tokenizer, history[i])
+        rows[turn, i] = Row(talk.id, turn, source, talk.category, list(history[i]), ids, [], TOO_LONG)
+        if len(ids) + how.max_new_tokens > target.can.max_positions:
+            return None
+        asked.append((turn, i))
+        return ids
+
+    def follow(number: int, answer: Answer) -> list[int] | None:
+        turn, i = asked[number]
+        rows[turn, i] = rows[turn, i]._replace(response_ids=answer.ids, ended=answer.ended)
+        said = answer.ids[:-1] if answer.ended == "stop" else answer.ids
+        text = target.tokenizer.decode(said, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        history[i].append({"role": "assistant", "content": text})
+        return ask(turn + 1, i)
+
+    prompts = [ids for i in range(len(talks)) if (ids := ask(0, i)) is not None]
+    turns = [len(talks[i].turns) for _, i in asked]
+    rollout(target, prompts, how, target.eos, tick, follow, turns)
+    return [rows[place] for place in sorted(rows)]
 
 
 PROBE_TOKENS = 16  # per row, of the probe's prompts

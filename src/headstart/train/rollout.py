@@ -2,7 +2,7 @@
 
 `generate` serves requests and keeps every promise of `Sampling`; here only greedy and plain nucleus sampling are
 offered, and in return a step of 128 rows costs little more than its pass. The batch stays full: new prompts take the
-places of answers that ended.
+places of answers that ended, and so does the next turn of a conversation.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ SORTED = 256  # nucleus sampling looks at this many of the most likely tokens; t
 LOOP_RUN, LOOP_TIMES = 8, 3  # an answer ends when a run of 8 tokens stands in it for the third time
 DROP = 0.125  # finished rows are replaced, or leave, when they are this share of the batch: either copies caches
 GROUP = 32  # prompts that are run at once: alike in length, as they come sorted, so little is spent on padding
+SPREAD = 64  # tokens: a prompt longer or shorter than the first of a pass is run apart; its padding would cost more
 PREFILL_TOKENS = 2048  # per pass: more only makes the scratch tensors leave the caches
 
 
@@ -56,13 +57,23 @@ class Answer(NamedTuple):
 
 
 Tick = Callable[[int], None]  # told of tokens as they come
+Follow = Callable[[int, Answer], Sequence[int] | None]  # an answer, by its number, to the prompt that goes on from it
 
 
 @torch.inference_mode()
 def rollout(
-    target: Target, prompts: Sequence[Sequence[int]], how: How, stops: Sequence[int], tick: Tick | None = None
+    target: Target,
+    prompts: Sequence[Sequence[int]],
+    how: How,
+    stops: Sequence[int],
+    tick: Tick | None = None,
+    follow: Follow | None = None,
+    turns: Sequence[int] = (),
 ) -> list[Answer]:
     """Answer all prompts, in their order. Greedy answers are those of `generate` in fp32, cut where they loop.
+
+    Prompts that `follow` returns are numbered on, and their answers come last; they take a place as soon as there is
+    one. `turns`: how many turns each prompt begins; those of most start first, as they take longest.
 
     Raises BadInput for a prompt that is empty or leaves no room in the context, or for too many rows.
     """
@@ -70,36 +81,67 @@ def rollout(
         return []
     width = min(how.rows, len(prompts))
     _demand_room(target, prompts, width, how)
+    asked = list(prompts)
     rows = [_Row(frozenset(stops), how) for _ in prompts]
     generator = torch.Generator(device="cpu").manual_seed(how.seed)
-    waiting = deque(sorted(range(len(prompts)), key=lambda i: len(prompts[i])))
-    seats: list[_Row] = [_Row.gone()] * width
+    first = turns or [1] * len(prompts)
+    waiting = deque(sorted(range(len(prompts)), key=lambda i: (-first[i], len(prompts[i]))))
+    seats: list[int | None] = [None] * width  # the number of the answer that grows there
     cache, token_B = target.empty(width), torch.zeros(width, dtype=torch.long)
 
-    def chosen(logits_BV: Tensor, takers: Sequence[_Row]) -> Tensor:
+    def chosen(logits_BV: Tensor, numbers: Sequence[int | None]) -> Tensor:
+        """What a row of nobody computes is thrown away."""
         token_B = _choose(logits_BV, how, generator)
-        took = [row.take(token) for row, token in zip(takers, token_B.tolist(), strict=True)]
+        taken = [(i, token) for i, token in zip(numbers, token_B.tolist(), strict=True) if i is not None]
+        for i, token in taken:
+            rows[i].take(token)
         if tick is not None:
-            tick(sum(took))
+            tick(len(taken))
         return token_B
 
+    def leave() -> None:
+        """Answers that have ended free their seats, and their conversations go on."""
+        for seat, i in enumerate(seats):
+            if i is None or not rows[i].ended:
+                continue
+            seats[seat] = None
+            more = follow(i, rows[i].answer) if follow is not None else None
+            if more is not None:
+                _demand_room(target, [more], 1, how)
+                waiting.appendleft(len(asked))
+                asked.append(more)
+                rows.append(_Row(frozenset(stops), how))
+
     while True:
-        while waiting and len(free := [i for i, row in enumerate(seats) if row.ended]) >= max(1, int(DROP * width)):
-            group = [waiting.popleft() for _ in range(min(GROUP, len(free), len(waiting)))]
-            taken = free[: len(group)]
-            fresh, logits_BV = _prefill(target, [prompts[i] for i in group])
-            cache = target.replace(cache, taken, fresh)
-            token_B[taken] = chosen(logits_BV, [rows[i] for i in group])
-            for seat, i in zip(taken, group, strict=True):
-                seats[seat] = rows[i]
-        going = [i for i, row in enumerate(seats) if not row.ended]
+        leave()
+        while waiting and len(free := [s for s, i in enumerate(seats) if i is None]) >= min(
+            len(waiting), max(1, int(DROP * width))
+        ):
+            group = _alike(waiting, asked, min(GROUP, len(free)))
+            fresh, logits_BV = _prefill(target, [asked[i] for i in group])
+            places = free[: len(group)]
+            cache = target.replace(cache, places, fresh)
+            token_B[places] = chosen(logits_BV, group)
+            for seat, i in zip(places, group, strict=True):
+                seats[seat] = i
+            leave()
+        going = [s for s, i in enumerate(seats) if i is not None]
         if not going:
-            return [Answer(row.ids, row.ended) for row in rows]
-        if len(going) <= (1 - DROP) * len(seats):
-            seats, token_B, cache = [seats[i] for i in going], token_B[going], target.select(cache, going)
+            return [row.answer for row in rows]
+        if not waiting and len(going) <= (1 - DROP) * len(seats):
+            seats, token_B, cache = [seats[s] for s in going], token_B[going], target.select(cache, going)
         out, _ = target.extend(cache, token_B[:, None].to(target.device), chain(len(seats), 1, target.device), Taps())
-        cache = target.commit(cache, [[] if row.ended else [0] for row in seats])
+        cache = target.commit(cache, [[] if i is None else [0] for i in seats])
         token_B = chosen(out.project(out.hidden_BND[:, 0]), seats)
+
+
+def _alike(waiting: deque[int], asked: Sequence[Sequence[int]], most: int) -> list[int]:
+    """The next of those that wait, and those behind it that are not much longer or shorter: they share a pass."""
+    group = [waiting.popleft()]
+    length = len(asked[group[0]])
+    while waiting and len(group) < most and abs(len(asked[waiting[0]]) - length) <= SPREAD:
+        group.append(waiting.popleft())
+    return group
 
 
 class _Row:
@@ -111,17 +153,13 @@ class _Row:
         self.ended = ""
         self._runs: Counter[tuple[int, ...]] = Counter()
 
-    @classmethod
-    def gone(cls) -> _Row:
-        """A seat that nobody has taken yet."""
-        row = cls(frozenset(), How())
-        row.ended = "never asked"
-        return row
+    @property
+    def answer(self) -> Answer:
+        """As it stands."""
+        return Answer(self.ids, self.ended)
 
-    def take(self, token: int) -> bool:
-        """False for an answer that has ended: what its row computes until it leaves is thrown away."""
-        if self.ended:
-            return False
+    def take(self, token: int) -> None:
+        """The next token."""
         self.ids.append(token)
         run = tuple(self.ids[-LOOP_RUN:])
         self._runs[run] += 1  # a shorter one, at the start, stands there once
@@ -131,7 +169,6 @@ class _Row:
             self.ended = "loop"
         elif len(self.ids) == self.how.max_new_tokens:
             self.ended = "length"
-        return True
 
 
 def _demand_room(target: Target, prompts: Sequence[Sequence[int]], width: int, how: How) -> None:
