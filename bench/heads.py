@@ -4,7 +4,7 @@
 
 The first 10 rows of each category, both turns (the second sees the plain answer to the first), 128 new tokens, greedy,
 chat template. Answers and features are made once and kept in the cache folder. `--check N` decodes N prompts for
-real with each head and compares tokens and steps with the replay.
+real with each head, beside the replay along the same prompts' answers.
 """
 
 from __future__ import annotations
@@ -12,72 +12,32 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-from collections import Counter, defaultdict
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import headstart as hs
 from common import RESULTS, SPEC_BENCH, write
 from headstart.checkpoint import DraftSize, inspect, load_head
-from headstart.core import Features, Taps
-from headstart.learn import of_row
-from headstart.replay import Replayed, Spoken, replay
-from headstart.train.answers import read_answers
-from headstart.train.capture import Window, capture
-from headstart.train.distil import Given, distil
-from headstart.train.fingerprint import fingerprint
-from headstart.train.readers import Chat, packaged_chats, read
-from headstart.train.rollout import How
+from headstart.core import Taps
+from headstart.evaluate.run import some as first_of_each
+from headstart.evaluate.texts import Turn, answered, looping
+from headstart.prove.greedy import identity
+from headstart.replay import Replayed, replay
+from headstart.train.capture import Window
+from headstart.train.readers import Chat, packaged_chats, read, user_turns
+from headstart.train.template import prompt_ids
 
 TOKENS = 128
-RUN = 8
 
 
 def chats(rows: int) -> tuple[str, list[Chat]]:
     """Spec-Bench where its file is, else the packaged held-out prompts."""
     if not SPEC_BENCH.exists():
         return "packaged held-out prompts", packaged_chats()
-    taken: Counter[str] = Counter()
-    out = []
-    for chat in read(SPEC_BENCH).chats:
-        taken[chat.category] += 1
-        if taken[chat.category] <= rows:
-            out.append(chat)
     digest = hashlib.sha256(SPEC_BENCH.read_bytes()).hexdigest()[:12]
-    return f"Spec-Bench, first {rows} rows of each category, both turns (file {digest})", out
-
-
-def spoken(target: Any, some: list[Chat], cache: Path) -> list[tuple[str, Spoken]]:
-    """(category, plain greedy answer with final features) of every turn. Answers are not cut where they loop."""
-    folder = cache / "spec-bench" / fingerprint(target)
-    source = Given(some, unit=64, name="spec-bench", held_out=True)
-    how = How(rows=32, max_new_tokens=TOKENS, cut_loops=False)
-    distil(target, source, folder, how, report=lambda message, _: print(message, end="\r"))
-    rows = [row for row in read_answers(folder, drop_duplicates=False) if len(row.response_ids) > 1]
-    samples = [of_row(row) for row in rows]
-    texts = capture(target, samples, Taps(final=True), cache / "features", window=Window(before=1),
-                    report=lambda message, _: print(message, end="\r"))  # fmt: skip
-    by_ids = {}
-    for i in range(len(texts)):
-        text = texts[i]
-        by_ids[tuple(text.token_T.tolist())] = text
-    out = []
-    for row in rows:
-        ids = [row.prompt_ids[-1], *row.response_ids]
-        text = by_ids[tuple(ids)]
-        out.append((row.category, Spoken(ids, 1, Features(text.features.final, ()))))
-    return out
-
-
-def looping(ids: list[int]) -> int:
-    """Tokens that end a run of 8 which stood in the answer before."""
-    seen: set[tuple[int, ...]] = set()
-    count = 0
-    for i in range(RUN, len(ids) + 1):
-        run = tuple(ids[i - RUN : i])
-        count += run in seen
-        seen.add(run)
-    return count
+    some = first_of_each(read(SPEC_BENCH).chats, rows)
+    return f"Spec-Bench, first {rows} rows of each category, both turns (file {digest})", some
 
 
 def figures(result: Replayed) -> dict[str, Any]:
@@ -91,14 +51,14 @@ def figures(result: Replayed) -> dict[str, Any]:
     }
 
 
-def measure(target: Any, head: Path, texts: list[tuple[str, Spoken]], nodes: int) -> dict[str, Any]:
+def measure(target: Any, head: Path, turns: list[Turn], nodes: int) -> dict[str, Any]:
     """One head with a tree of so many nodes, and as a chain."""
     drafter = load_head(head, target, draft=DraftSize(nodes=nodes))
     chain = load_head(head, target, policy=hs.Chain(depth=drafter.policy.depth))
-    everything = [text for _, text in texts]
+    everything = [turn.text for turn in turns]
     by_category = defaultdict(list)
-    for category, text in texts:
-        by_category[category].append(text)
+    for turn in turns:
+        by_category[turn.category].append(turn.text)
     card = inspect(head)["card"]
     return {
         "head": head.parent.name if head.name == "head" else head.name,
@@ -113,18 +73,32 @@ def measure(target: Any, head: Path, texts: list[tuple[str, Spoken]], nodes: int
     }
 
 
-def check(target: Any, head: Path, some: list[Chat], count: int, nodes: int) -> str:
-    """Decode for real: tokens must be those of plain decoding (fp32)."""
+def check(target: Any, head: Path, turns: list[Turn], some: list[Chat], count: int, nodes: int) -> dict[str, Any]:
+    """Decode first turns for real, plainly and with the head. In 16 bits a tree's sums run in another order, so texts
+    may part where the target is near a tie; anything else is a fault."""
     drafter = load_head(head, target, draft=DraftSize(nodes=nodes))
-    same = steps = tokens = 0
-    for chat in some[:: max(1, len(some) // count)][:count]:
-        asked = [m for m in chat.messages if m["role"] == "user"][:1]
-        plain = hs.generate(target, asked, max_new_tokens=TOKENS)
-        fast = hs.generate(target, asked, drafter=drafter, max_new_tokens=TOKENS)
-        same += plain.token_ids == fast.token_ids
-        steps += fast.stats.passes
-        tokens += fast.stats.tokens - 1
-    return f"{same}/{count} identical, {tokens / max(steps, 1):.3f} tokens per step decoded for real"
+    chosen = some[:: max(1, len(some) // count)][:count]
+    asked = [prompt_ids(target.tokenizer, user_turns(chat)[0] + [user(user_turns(chat)[1][0])]) for chat in chosen]
+    found = identity(target, drafter, asked, TOKENS)
+    names = {chat.id for chat in chosen}
+    same = replay(drafter, [turn.text for turn in turns if turn.turn == 0 and turn.chat in names])
+    return {
+        "prompts": found.prompts,
+        "identical": found.identical,
+        "parted_beyond_rounding": sum(not d.rounding for d in found.divergences),
+        "tokens_per_step": round(found.tokens_per_step, 3),
+        "replayed_tokens_per_step": round(same.tokens_per_step, 3),
+    }
+
+
+def said(message: str, share: float | None) -> None:
+    """Progress on one line."""
+    print(message, end="\r")
+
+
+def user(text: str) -> dict[str, str]:
+    """A message of the user's."""
+    return {"role": "user", "content": text}
 
 
 def main() -> None:
@@ -140,20 +114,21 @@ def main() -> None:
     args = parser.parse_args()
     source, some = chats(args.rows)
     target = hs.load_target(args.target, dtype=args.dtype)
-    texts = spoken(target, some, args.cache)
+    window, needs = Window(before=1), Taps(final=True)
+    texts = answered(target, some, args.cache, max_new_tokens=TOKENS, needs=needs, window=window, report=said)
     path = RESULTS / f"{args.name}.json"
     old = json.loads(path.read_text(encoding="utf-8"))["heads"] if path.exists() else []
     results = {row["trained_tokens"]: row for row in old}
     for head in args.heads:
         row = measure(target, head, texts, args.nodes)
         if args.check:
-            row["real"] = check(target, head, some, args.check, args.nodes)
+            row["real"] = check(target, head, texts, some, args.check, args.nodes)
         print(json.dumps(row, indent=1), flush=True)
         results[row["trained_tokens"]] = row
-    tokens = sum(len(t.ids) - t.prompt for _, t in texts)
+    loops = [looping(turn.text) for turn in texts]
     write(args.name, {
         "target": args.target, "dtype": args.dtype, "prompts": source, "answers": len(texts), "new_tokens": TOKENS,
-        "share_of_tokens_in_a_repeated_8_gram": round(sum(looping(t.ids[t.prompt :]) for _, t in texts) / tokens, 3),
+        "share_of_tokens_in_a_repeated_8_gram": round(sum(map(sum, loops)) / sum(map(len, loops)), 3),
         "heads": [results[k] for k in sorted(results)],
     })  # fmt: skip
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import json
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
 from headstart import cli_common
-from headstart.cli import main
 from headstart.targets.hf import HFTarget
 from headstart.testing import tiny_target
 
@@ -27,28 +25,6 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-class Result(NamedTuple):
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Result]:
-    """The entry point in this process, which has torch loaded already."""
-
-    def call(*args: str | Path, text: str = "") -> Result:
-        monkeypatch.setattr(sys, "argv", ["headstart", *map(str, args)])
-        monkeypatch.setattr(sys, "stdin", io.StringIO(text))
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as end:
-            main()
-        out, err = capfd.readouterr()
-        return Result(int(end.value.code or 0), out, err)
-
-    return call
-
-
 def test_the_module_runs_as_a_command(directory: Path) -> None:
     command = [sys.executable, "-m", "headstart", "generate", str(directory), "hi", "-m", "4", "--dtype", "fp32"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
@@ -57,7 +33,7 @@ def test_the_module_runs_as_a_command(directory: Path) -> None:
     assert done.stderr == ""
 
 
-def test_generate_with_show_compare_and_json(run: Callable[..., Result], directory: Path, tmp_path: Path) -> None:
+def test_generate_with_show_compare_and_json(run: Callable[..., Any], directory: Path, tmp_path: Path) -> None:
     record = tmp_path / "out.json"
     done = run(
         "generate", directory, "abcabcabc", "-m", "24", "--dtype", "fp32", "--compare", "--show", "--json", record
@@ -72,7 +48,7 @@ def test_generate_with_show_compare_and_json(run: Callable[..., Result], directo
 
 
 @pytest.mark.parametrize("drafter", ["none", "lookup", "directory"])
-def test_every_drafter_gives_the_same_text(run: Callable[..., Result], directory: Path, drafter: str) -> None:
+def test_every_drafter_gives_the_same_text(run: Callable[..., Any], directory: Path, drafter: str) -> None:
     name = directory if drafter == "directory" else drafter
     common = ("generate", directory, "abcabcabc", "-m", "16", "--dtype", "fp32")
     done = run(*common, "--drafter", name)
@@ -80,14 +56,14 @@ def test_every_drafter_gives_the_same_text(run: Callable[..., Result], directory
     assert done.stdout.splitlines()[0] == run(*common, "--drafter", "none").stdout.splitlines()[0]
 
 
-def test_prompt_from_standard_input_and_fetch(run: Callable[..., Result], directory: Path) -> None:
+def test_prompt_from_standard_input_and_fetch(run: Callable[..., Any], directory: Path) -> None:
     piped = run("generate", directory, "-", "-m", "8", "--dtype", "fp32", "--raw", text="hello")
     assert piped.returncode == 0, piped.stderr
     assert "8 tokens" in piped.stdout
     assert run("fetch", directory).stdout.strip() == str(directory)
 
 
-def test_chat_keeps_going_until_an_empty_line(run: Callable[..., Result], directory: Path) -> None:
+def test_chat_keeps_going_until_an_empty_line(run: Callable[..., Any], directory: Path) -> None:
     done = run("chat", directory, "-m", "8", "--dtype", "fp32", text="hello\nand again\n\n")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("ended by length") == 2
@@ -108,7 +84,7 @@ def test_chat_keeps_going_until_an_empty_line(run: Callable[..., Result], direct
     ],
 )
 def test_bad_input_is_one_clear_line_and_exit_code_1(
-    run: Callable[..., Result], directory: Path, args: tuple[str, ...], said: str
+    run: Callable[..., Any], directory: Path, args: tuple[str, ...], said: str
 ) -> None:
     done = run(*(str(directory) if a == "DIR" else a for a in args))
     assert done.returncode == 1
@@ -118,7 +94,7 @@ def test_bad_input_is_one_clear_line_and_exit_code_1(
 
 
 def test_a_draft_model_for_another_vocabulary_is_refused(
-    run: Callable[..., Result], directory: Path, tmp_path: Path
+    run: Callable[..., Any], directory: Path, tmp_path: Path
 ) -> None:
     other = tiny_target(vocab_size=80)
     other.model.save_pretrained(tmp_path)
@@ -129,7 +105,7 @@ def test_a_draft_model_for_another_vocabulary_is_refused(
 
 
 def test_ctrl_c_in_mid_stream_keeps_what_was_said(
-    run: Callable[..., Result], directory: Path, monkeypatch: pytest.MonkeyPatch
+    run: Callable[..., Any], directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = run("generate", directory, "hello", "-m", "40", "--dtype", "fp32", "--drafter", "none").stdout
     extend, calls = HFTarget.extend, []
@@ -163,7 +139,7 @@ def test_progress_in_a_log_is_a_line_now_and_then(
     assert (out, err.splitlines()) == ("", [" 16%  at 16 s", "at 32 s"])
 
 
-def test_prove_says_what_it_found(run: Callable[..., Result], tmp_path: Path) -> None:
+def test_prove_says_what_it_found(run: Callable[..., Any], tmp_path: Path) -> None:
     target = tiny_target("gemma3", tie_word_embeddings=True)
     target.tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}.{% endfor %}"
     target.model.save_pretrained(tmp_path / "target")

@@ -168,7 +168,7 @@ def test_nothing_to_replay() -> None:
     target, answers = said()
     for texts in ([], [spoken(target, PROMPTS[0], answers[0][:1])]):
         result = replay(drafter("medusa", "tree"), texts)
-        assert result == Replayed(0, 0, {}, [(0, 0)] * len(texts))
+        assert result == Replayed([[]] * len(texts))
         assert result.tokens_per_step == 0.0
         assert result.unconditional() == result.conditional() == []
 
@@ -290,14 +290,16 @@ def test_the_path_of_a_tree_is_found_and_what_is_invalid_is_not_on_it() -> None:
 
 def test_rates_by_hand() -> None:
     """10 steps: 4 accepted nothing, 3 one, 1 two, 2 three."""
-    result = Replayed(steps=10, tokens=21, accepted={0: 4, 1: 3, 2: 1, 3: 2}, per_text=[(21, 10)])
+    result = Replayed([[0] * 4 + [1] * 3 + [2], [3] * 2])
+    assert (result.steps, result.tokens, result.accepted) == (10, 21, {0: 4, 1: 3, 2: 1, 3: 2})
+    assert result.per_text == [(13, 8), (8, 2)] and result.only([1]).tokens == 8
     assert result.tokens_per_step == pytest.approx(2.1)
     assert result.unconditional() == pytest.approx([0.6, 0.3, 0.2])
     assert result.conditional() == pytest.approx([0.6, 0.5, 2 / 3])
     assert 1 + sum(result.unconditional()) == pytest.approx(result.tokens_per_step)
-    never = Replayed(steps=3, tokens=3, accepted={0: 3}, per_text=[(3, 3)])
+    never = Replayed([[0] * 3])
     assert never.unconditional() == never.conditional() == []
-    gap = Replayed(steps=2, tokens=6, accepted={1: 1, 3: 1}, per_text=[(6, 2)])
+    gap = Replayed([[1, 3]])
     assert gap.conditional() == pytest.approx([1.0, 0.5, 1.0])
 
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from headstart import cli_prove, cli_train, memory
+from headstart import cli_eval, cli_prove, cli_train, memory
 from headstart._version import __version__
-from headstart.cli_common import Dtype, TargetArg, drafter_for, interruptible, load, progress
+from headstart.cli_common import AUTO, Dtype, TargetArg, drafter_for, interruptible, load, progress
 from headstart.errors import HeadstartError
 
 if TYPE_CHECKING:
@@ -27,9 +27,15 @@ app = typer.Typer(
 )
 for command in (*cli_train.COMMANDS, *cli_prove.COMMANDS):
     app.command()(command)
+app.command("eval")(cli_eval.evaluate)
 Tokens = Annotated[int, typer.Option("--max-new-tokens", "-m", help="Longest answer.")]
 DrafterOpt = Annotated[
-    str, typer.Option("--drafter", "-d", help="lookup, none, or the directory of a head or draft model.")
+    str,
+    typer.Option(
+        "--drafter",
+        "-d",
+        help="auto: the head that comes for this target, else lookup. default, lookup, none, or a directory.",
+    ),
 ]
 Temperature = Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy.")]
 TopP = Annotated[float, typer.Option(help="Nucleus mass.")]
@@ -76,7 +82,7 @@ def fetch(target: TargetArg) -> None:
 def generate(
     target: TargetArg,
     prompt: Annotated[str, typer.Argument(help="What to ask; `-` reads standard input.")],
-    drafter: DrafterOpt = "lookup",
+    drafter: DrafterOpt = AUTO,
     max_new_tokens: Tokens = 128,
     temperature: Temperature = 0.0,
     top_p: TopP = 1.0,
@@ -110,7 +116,7 @@ def generate(
 @app.command()
 def chat(
     target: TargetArg,
-    drafter: DrafterOpt = "lookup",
+    drafter: DrafterOpt = AUTO,
     max_new_tokens: Tokens = 512,
     temperature: Temperature = 0.0,
     top_p: TopP = 1.0,

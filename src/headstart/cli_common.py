@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from headstart.drafters.base import Drafter
     from headstart.targets.hf import HFTarget
 
+AUTO = "auto"  # the drafter of commands that are given none
 LOG_SECONDS = 15.0  # between two lines of progress in a log
 INTERRUPTED = 130  # the shell's code for Ctrl-C
 
@@ -73,19 +74,27 @@ def load(target: str, dtype: str) -> HFTarget:
 
 
 def drafter_for(name: str, target: HFTarget, dtype: str) -> Drafter | None:
-    """`none`, `lookup`, or a directory of a head or of a small causal LM; the target refuses one that does not fit."""
+    """`none`, `lookup`, `default` (the head that comes with headstart for this target), `auto` (that, or lookup where
+    there is none), or a directory of a head or of a small causal LM; the target refuses one that does not fit."""
     from headstart.checkpoint import is_head, load_head
     from headstart.drafters.draft_model import DraftModel
     from headstart.drafters.lookup import PromptLookup
     from headstart.errors import BadInput
+    from headstart.shipped import DEFAULT, shipped
 
     if name == "none":
         return None
+    if name == AUTO:
+        name = DEFAULT if shipped(target) is not None else "lookup"
     if name == "lookup":
         return PromptLookup()
+    if name == DEFAULT:
+        own: Drafter = load_head(DEFAULT, target)
+        return own
     if not Path(name).is_dir():
         raise BadInput(
-            f"--drafter {name!r} is not a directory; expected lookup, none, or the directory of a head or draft model."
+            f"--drafter {name!r} is not a directory; expected auto, default, lookup, none, or the directory of a head "
+            "or draft model."
         )
     if is_head(name):
         head: Drafter = load_head(name, target)

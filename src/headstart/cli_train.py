@@ -214,7 +214,7 @@ def _print_data(console: Console, model: Any, texts: Data, recipe: Recipe) -> No
     vocab = draft_vocab(model, texts.samples, recipe.draft_vocab)
     kind = family(recipe.family)
     head = kind.head(kind.config(**recipe.head), model.width, vocab.size)
-    window, stored = window_of(head, len(recipe.training.weights)), stored_as(model, recipe)
+    window, stored = window_of(head, len(recipe.training.weights)), stored_as(model, recipe.stored)
     price = cost(model, texts.samples, head.needs, window, stored, model.width)
     rate = pace(model, texts.samples, head.needs)
     kept = "kept nowhere (--on-the-fly)" if recipe.on_the_fly else f"at most {price.bytes / 2**20:.0f} MiB on disk"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ from headstart.tree import Tree, chain, from_parents
 from headstart.verify.base import Candidates, Chooser, Verdict, Verifier, logprobs_of, verify
 
 TopLogprobs = list[tuple[int, float]]
+Lap = Callable[[str], None]  # told the verb that has just ended: for measuring
 
 
 @dataclass
@@ -53,8 +54,17 @@ class Step(NamedTuple):
     drafted: bool  # False for the step that ran the prompt
 
 
+def untimed(verb: str) -> None:
+    """Nobody is measuring."""
+
+
 def decode(
-    target: Target, requests: Sequence[Request], drafter: Drafter, verifier: Verifier, state: State | None = None
+    target: Target,
+    requests: Sequence[Request],
+    drafter: Drafter,
+    verifier: Verifier,
+    state: State | None = None,
+    lap: Lap = untimed,
 ) -> Iterator[Step]:
     """Decode a batch; yields after every step, with caches consistent however the generator is left.
 
@@ -77,23 +87,31 @@ def decode(
         yield step
         if all(requests[r].stop.reason for r in step.alive):
             return
-        step = _step(target, requests, drafter, verifier, step)
+        step = _step(target, requests, drafter, verifier, step, lap)
 
 
-def _step(target: Target, requests: Sequence[Request], drafter: Drafter, verifier: Verifier, step: Step) -> Step:
+def _step(
+    target: Target, requests: Sequence[Request], drafter: Drafter, verifier: Verifier, step: Step, lap: Lap
+) -> Step:
     live = [requests[r] for r in step.alive]
     cache, memory = step.state.cache, step.state.drafter_state
     budget = Budget([r.stop.remaining - 1 for r in live], target.can.max_nodes)
 
     draft = drafter.draft(memory, budget, [r.sampling for r in live], [r.coin for r in live])
-    rows, features = target.extend(cache, draft.token_BN.to(target.device), _tree(draft, target), drafter.needs)
+    tree = _tree(draft, target)
+    lap("draft")
+    rows, features = target.extend(cache, draft.token_BN.to(target.device), tree, drafter.needs)
+    lap("target")
     verdict = verify(draft, rows, live, verifier)
     emissions = _emit(verdict, step.alive, live)
+    lap("verify")
     kept = [e.kept for e in emissions]
     cache = target.commit(cache, kept)
+    lap("commit")
     roots = [e.tokens[-1] for e in emissions]
     tokens = [[e.tree.tokens[node] for node in e.kept] for e in emissions]
     memory = drafter.absorb(memory, Committed(tokens, roots, kept, _kept(features, kept)))
+    lap("absorb")
     return Step(emissions, State(cache, memory, roots), step.alive, drafted=True)
 
 

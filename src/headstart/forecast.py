@@ -50,7 +50,7 @@ def forecast(
     vocab = draft_vocab(target, data.samples, recipe.draft_vocab)
     head = new_head(target, vocab, recipe)
     window = window_of(head, len(recipe.training.weights))
-    stored = stored_as(target, recipe)
+    stored = stored_as(target, recipe.stored)
     price = cost(target, data.samples, head.needs, window, stored, target.width)
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)

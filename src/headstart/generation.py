@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, overload
 
-from headstart.decode import Emission, Request, State, TopLogprobs, decode
+from headstart.decode import Emission, Lap, Request, State, TopLogprobs, decode, untimed
 from headstart.drafters.base import Drafter
 from headstart.errors import BadInput
 from headstart.requests import Batch, Prompt, encode, new_request, pair, per_prompt, resolved, split
@@ -119,7 +119,7 @@ def generate(
     limit. `sampling` may be one per prompt. `verifier` None takes one that is exact for the drafter's proposals.
     Raises BadInput or Unsupported before any work is done.
     """
-    job = _prepare(target, prompt, drafter, max_new_tokens, sampling, verifier)
+    job = prepare(target, prompt, drafter, max_new_tokens, sampling, verifier)
     done = {piece.request: piece.output for piece in run(job) if piece.output is not None}
     answers = []
     for samples in job.samples:
@@ -141,7 +141,7 @@ def stream(
 
     Arguments are checked at once, not at the first `next`. It may be left at any time.
     """
-    return run(_prepare(target, prompt, drafter, max_new_tokens, sampling, verifier))
+    return run(prepare(target, prompt, drafter, max_new_tokens, sampling, verifier))
 
 
 @dataclass
@@ -156,7 +156,7 @@ class Job:
     single: bool
 
 
-def _prepare(
+def prepare(
     target: Target,
     prompt: Prompt | Batch,
     drafter: Drafter | None,
@@ -164,6 +164,7 @@ def _prepare(
     sampling: Sampling | Sequence[Sampling] | None,
     verifier: Verifier | None,
 ) -> Job:
+    """Everything checked, nothing done. Raises as `generate` does."""
     single, prompts = split(prompt)
     settings = per_prompt(sampling, len(prompts), single)
     drafter, verifier = pair(target, drafter, verifier)
@@ -180,12 +181,15 @@ def _prepare(
     return Job(target, drafter, verifier, requests, samples, single)
 
 
-def run(job: Job, state: State | None = None, keep: Callable[[State], None] | None = None) -> Iterator[Piece]:
-    """Decode the batch, piece by piece; `keep` is handed every state so that a session can go on from it."""
+def run(
+    job: Job, state: State | None = None, keep: Callable[[State], None] | None = None, lap: Lap = untimed
+) -> Iterator[Piece]:
+    """Decode the batch, piece by piece; `keep` is handed every state so that a session can go on from it, `lap` every
+    verb that ends."""
     started = time.perf_counter()
     reused = [0] * len(job.requests) if state is None else state.cache.lengths
     tallies = [_Tally(cached) for cached in reused]
-    for step in decode(job.target, job.requests, job.drafter, job.verifier, state):
+    for step in decode(job.target, job.requests, job.drafter, job.verifier, state, lap):
         if keep is not None:
             keep(step.state)
         for emission in step.emissions:

@@ -161,7 +161,7 @@ def fitted(
         "vocab": None if vocab.ids_U is None else of_text(vocab.ids_U.tolist()),
         "start": None if start is None else of_tensors(head.state_dict().items()),
     }
-    write_json(out / "provenance.json", {"argv": sys.argv, "versions": versions(), "data": data.report, **record})
+    write_json(out / "provenance.json", {"argv": argv(), "versions": versions(), "data": data.report, **record})
     before = parts.measure(head) if start is not None and not (out / "run.json").exists() else None
     if before is not None:
         write_json(out / "before.json", before._asdict())
@@ -182,7 +182,7 @@ def fitted(
         "data": data.report,
         "data_hash": record["data"],
         "versions": versions(),
-        "argv": sys.argv,
+        "argv": argv(),
     }
     save(out / "head", head, recipe.family, target=target, target_name=target_name, vocab=vocab, paths=paths, card=card)
     return Fitted(head, vocab, paths, progress, result)
@@ -226,7 +226,7 @@ def captured(
     target: Target, data: Data, head: Head, recipe: Recipe, cache: Path, report: Report | None
 ) -> tuple[Texts, Texts]:
     """Features of the training texts and of the held-out answers."""
-    stored = stored_as(target, recipe)
+    stored = stored_as(target, recipe.stored)
     window = window_of(head, len(recipe.training.weights))
     place = cache / "features"
     if recipe.on_the_fly:
@@ -241,10 +241,15 @@ def window_of(head: Head, depths: int) -> Window:
     return Window(before=depths + 1 if head.alone else None)
 
 
-def stored_as(target: Target, recipe: Recipe) -> str:
-    """Number format of features on disk: the target's own unless the recipe names one."""
+def stored_as(target: Target, stored: str) -> str:
+    """Number format of features on disk: for "auto" the target's own."""
     names = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
-    return names[target.can.dtype] if recipe.stored == "auto" else recipe.stored
+    return names[target.can.dtype] if stored == "auto" else stored
+
+
+def argv() -> list[str]:
+    """The command, without the path of the program on this machine."""
+    return [Path(sys.argv[0]).name, *sys.argv[1:]]
 
 
 def versions() -> dict[str, str]:

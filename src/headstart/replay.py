@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,15 +34,33 @@ class Spoken(NamedTuple):
 
 
 class Replayed(NamedTuple):
-    """Counts over all texts: steps, tokens emitted after the first of each, and steps by accepted length.
+    """`trace[i]`: the accepted length of every step along text i, in order; a step emits one token more."""
 
-    `per_text` holds (tokens, steps) of each text.
-    """
+    trace: list[list[int]]
 
-    steps: int
-    tokens: int
-    accepted: dict[int, int]
-    per_text: list[tuple[int, int]]
+    def only(self, texts: Sequence[int]) -> Replayed:
+        """The same for some of the texts."""
+        return Replayed([self.trace[i] for i in texts])
+
+    @property
+    def accepted(self) -> dict[int, int]:
+        """Steps by accepted length."""
+        return dict(sorted(Counter(k for steps in self.trace for k in steps).items()))
+
+    @property
+    def steps(self) -> int:
+        """Over all texts."""
+        return sum(map(len, self.trace))
+
+    @property
+    def tokens(self) -> int:
+        """Emitted by steps: without the first of each text."""
+        return sum(map(sum, self.trace)) + self.steps
+
+    @property
+    def per_text(self) -> list[tuple[int, int]]:
+        """(tokens, steps) of each text."""
+        return [(sum(steps) + len(steps), len(steps)) for steps in self.trace]
 
     @property
     def tokens_per_step(self) -> float:
@@ -51,8 +69,10 @@ class Replayed(NamedTuple):
 
     def unconditional(self) -> list[float]:
         """Share of steps that accepted at least d tokens, for d = 1, 2, ..."""
-        deepest = max(self.accepted, default=0)
-        return [sum(n for k, n in self.accepted.items() if k >= d) / self.steps for d in range(1, deepest + 1)]
+        accepted = self.accepted
+        return [
+            sum(n for k, n in accepted.items() if k >= d) / self.steps for d in range(1, max(accepted, default=0) + 1)
+        ]
 
     def conditional(self) -> list[float]:
         """Share of the steps that accepted d - 1 tokens or more which also accepted the d-th."""
@@ -62,18 +82,16 @@ class Replayed(NamedTuple):
 
 def replay(drafter: Drafter, texts: Sequence[Spoken], max_nodes: int = 1024) -> Replayed:
     """Draft along every text until its end. Texts of one token have no step."""
-    accepted: Counter[int] = Counter()
-    per_text: list[tuple[int, int]] = []
+    trace: list[list[int]] = []
     for start in range(0, len(texts), BATCH):
-        for steps in _batch(drafter, texts[start : start + BATCH], max_nodes):
-            accepted.update(steps)
-            per_text.append((sum(steps) + len(steps), len(steps)))
-    return Replayed(
-        steps=sum(accepted.values()),
-        tokens=sum(tokens for tokens, _ in per_text),
-        accepted=dict(sorted(accepted.items())),
-        per_text=per_text,
-    )
+        trace += _batch(drafter, texts[start : start + BATCH], max_nodes)
+    return Replayed(trace)
+
+
+def first_state(drafter: Drafter, texts: Sequence[Spoken]) -> Any:
+    """The prompts absorbed up to their last tokens; the answers' first tokens are the first roots."""
+    spans = {i: (text.start, text.prompt) for i, text in enumerate(texts)}
+    return drafter.absorb(drafter.start(len(texts)), _committed(texts, spans))
 
 
 def _batch(drafter: Drafter, texts: Sequence[Spoken], max_nodes: int) -> list[list[int]]:
@@ -82,10 +100,8 @@ def _batch(drafter: Drafter, texts: Sequence[Spoken], max_nodes: int) -> list[li
     alive = [i for i, text in enumerate(texts) if len(text.ids) > text.prompt + 1]
     if not alive:
         return out
-    # the prompt is absorbed up to its last token; the answer's first token is the first root
-    state = drafter.start(len(alive))
     at = {i: texts[i].prompt for i in alive}
-    state = drafter.absorb(state, _committed(texts, {i: (texts[i].start, at[i]) for i in alive}))
+    state = first_state(drafter, [texts[i] for i in alive])
     greedy = Sampling()
     while alive:
         budget = Budget([len(texts[i].ids) - at[i] - 2 for i in alive], max_nodes)

@@ -23,6 +23,7 @@ from headstart.errors import BadInput
 from headstart.policies.base import Policy
 from headstart.policies.chain import Chain
 from headstart.policies.static import StaticTree
+from headstart.shipped import DEFAULT, default
 from headstart.targets.base import Target, Vocabulary
 from headstart.train.fingerprint import fingerprint
 from headstart.verify.base import Verifier
@@ -54,7 +55,8 @@ def load_head(
     draft: DraftSize | None = None,
     same_weights: bool = False,
 ) -> HeadDrafter:
-    """The saved head as a drafter for `target`, on its device and in its dtype.
+    """The saved head as a drafter for `target`, on its device and in its dtype; "default" is the one that comes with
+    headstart for it.
 
     The saved tree is used; `draft` cuts it, `policy` replaces it. `verify` is the verifier of calls that name none.
     Raises BadInput for a target of other width or vocabulary; `same_weights` refuses other weights (or another dtype)
@@ -62,6 +64,8 @@ def load_head(
     """
     if policy is not None and draft is not None:
         raise BadInput("policy= replaces the saved tree and draft= cuts it; give one of them.")
+    if path == DEFAULT:
+        path = default(target)
     found = load(path, size=target.vocabulary.size)
     _demand_fits(found.record, target, same_weights)
     head = found.head.to(target.device, target.can.dtype)

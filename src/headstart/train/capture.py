@@ -108,10 +108,10 @@ class Live:
 
 
 class Captured:
-    """Texts on disk, read one by one."""
+    """Texts on disk, read one by one. `order[i]`: which of the samples that were captured text i is."""
 
-    def __init__(self, folder: Path, names: Sequence[str], taps: Taps) -> None:
-        self.folder, self.taps = folder, taps
+    def __init__(self, folder: Path, names: Sequence[str], taps: Taps, order: list[int]) -> None:
+        self.folder, self.taps, self.order = folder, taps, order
         self._files: list[Any] = [safe_open(folder / name, "pt") for name in names]
         self._place: list[tuple[int, int, int]] = []
         self.lengths: list[int] = []
@@ -183,7 +183,7 @@ def capture(
             rate = fresh / (time.perf_counter() - began)
             left = f"{(total - done) / rate / 60:.0f} min left"
             report(f"features of {done} of {total} tokens, {rate:.0f} tokens/s, {left}", done / total)
-    return Captured(folder, names, taps)
+    return Captured(folder, names, taps, order)
 
 
 def intact(path: Path) -> bool:
