@@ -4,7 +4,7 @@
 
 The first 10 rows of each category, both turns (the second sees the plain answer to the first), 128 new tokens, greedy,
 chat template. Answers and features are made once and kept in the cache folder. `--check N` decodes N prompts for
-real with each head, beside the replay along the same prompts' answers.
+real with each head, beside the replay along their plain answers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from headstart.core import Taps
 from headstart.evaluate.run import some as first_of_each
 from headstart.evaluate.texts import Turn, answered, looping
 from headstart.prove.greedy import identity
-from headstart.replay import Replayed, replay
+from headstart.replay import Replayed, Spoken, replay
+from headstart.targets.base import prefill
 from headstart.train.capture import Window
 from headstart.train.readers import Chat, packaged_chats, read, user_turns
 from headstart.train.template import prompt_ids
@@ -73,15 +74,18 @@ def measure(target: Any, head: Path, turns: list[Turn], nodes: int) -> dict[str,
     }
 
 
-def check(target: Any, head: Path, turns: list[Turn], some: list[Chat], count: int, nodes: int) -> dict[str, Any]:
+def check(target: Any, head: Path, some: list[Chat], count: int, nodes: int) -> dict[str, Any]:
     """Decode first turns for real, plainly and with the head. In 16 bits a tree's sums run in another order, so texts
     may part where the target is near a tie; anything else is a fault."""
     drafter = load_head(head, target, draft=DraftSize(nodes=nodes))
     chosen = some[:: max(1, len(some) // count)][:count]
     asked = [prompt_ids(target.tokenizer, user_turns(chat)[0] + [user(user_turns(chat)[1][0])]) for chat in chosen]
     found = identity(target, drafter, asked, TOKENS)
-    names = {chat.id for chat in chosen}
-    same = replay(drafter, [turn.text for turn in turns if turn.turn == 0 and turn.chat in names])
+    texts = []
+    for prompt, answer in zip(asked, found.plain, strict=True):
+        _, _, features = prefill(target, target.empty(1), [prompt + answer], drafter.needs)
+        texts.append(Spoken(prompt + answer, len(prompt), features.map(lambda x_1TD: x_1TD[0])))
+    same = replay(drafter, texts)
     return {
         "prompts": found.prompts,
         "identical": found.identical,
@@ -122,7 +126,7 @@ def main() -> None:
     for head in args.heads:
         row = measure(target, head, texts, args.nodes)
         if args.check:
-            row["real"] = check(target, head, texts, some, args.check, args.nodes)
+            row["real"] = check(target, head, some, args.check, args.nodes)
         print(json.dumps(row, indent=1), flush=True)
         results[row["trained_tokens"]] = row
     loops = [looping(turn.text) for turn in texts]

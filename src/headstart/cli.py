@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from headstart import cli_eval, cli_prove, cli_train, memory
+from headstart import cli_doctor, cli_eval, cli_prove, cli_train, memory
 from headstart._version import __version__
 from headstart.cli_common import AUTO, Dtype, TargetArg, drafter_for, interruptible, load, progress
 from headstart.errors import HeadstartError
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     help="Speculative decoding that never changes an output.", no_args_is_help=True, pretty_exceptions_enable=False
 )
-for command in (*cli_train.COMMANDS, *cli_prove.COMMANDS):
+for command in (*cli_train.COMMANDS, *cli_prove.COMMANDS, *cli_doctor.COMMANDS):
     app.command()(command)
 app.command("eval")(cli_eval.evaluate)
 Tokens = Annotated[int, typer.Option("--max-new-tokens", "-m", help="Longest answer.")]

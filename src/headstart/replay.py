@@ -7,7 +7,7 @@ the path along the text. In the dtype that the text and features were made in, t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -92,6 +92,16 @@ def first_state(drafter: Drafter, texts: Sequence[Spoken]) -> Any:
     """The prompts absorbed up to their last tokens; the answers' first tokens are the first roots."""
     spans = {i: (text.start, text.prompt) for i, text in enumerate(texts)}
     return drafter.absorb(drafter.start(len(texts)), _committed(texts, spans))
+
+
+def along(drafter: Drafter, text: Spoken) -> Iterator[tuple[int, Any]]:
+    """Every position of an answer that can be a root, with the state to draft from: one token absorbed at a time. The
+    state is to be drafted from and left as it is."""
+    state = first_state(drafter, [text])
+    for root in range(text.prompt, len(text.ids) - 1):
+        if root > text.prompt:
+            state = drafter.absorb(state, _committed([text], {0: (root - 1, root)}))
+        yield root, state
 
 
 def _batch(drafter: Drafter, texts: Sequence[Spoken], max_nodes: int) -> list[list[int]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from headstart.checkpoint.record import CONFIG, Record, json_object
+from headstart.checkpoint.record import CONFIG, Record
 from headstart.errors import BadInput
 from headstart.targets.base import Target
 
@@ -42,4 +42,4 @@ def default(target: Target) -> Path:
 
 def _all() -> Iterator[tuple[Path, Record]]:
     for config in sorted(FOLDER.glob(f"*/{CONFIG}")):
-        yield config.parent, Record.model_validate(json_object(config))
+        yield config.parent, Record.model_validate_json(config.read_bytes())

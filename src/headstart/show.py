@@ -62,7 +62,7 @@ def rate(output: Output) -> float:
 def summary(rows: Sequence[tuple[str, Output, Output]]) -> Table:
     """Plain against speculative decoding, one row per prompt."""
     table = Table(title="plain against speculative decoding", title_justify="left")
-    for name in ("prompt", "tokens", "plain tok/s", "lookup tok/s", "speed-up", "tokens per step", "identical"):
+    for name in ("prompt", "tokens", "plain tok/s", "speculative tok/s", "speed-up", "tokens per step", "identical"):
         table.add_column(name, justify="left" if name == "prompt" else "right")
     for name, plain, fast in rows:
         same = plain.token_ids == fast.token_ids

@@ -106,13 +106,15 @@ class Rows:
 class Target(Protocol):
     """The model whose output must not change.
 
-    `width` is D, that of hidden states. Each target has its own kind of cache, of which others know only `lengths`.
+    `width` is D, that of hidden states; `layers` counts decoder layers. Each target has its own kind of cache, of which
+    others know only `lengths`.
     Caches are moved, not copied: use only the one returned.
     """
 
     can: Capabilities
     vocabulary: Vocabulary
     width: int
+    layers: int
     device: torch.device
     eos: tuple[int, ...]
     tokenizer: Any

@@ -41,6 +41,7 @@ class HFTarget:
             raise Unsupported(f"{type(model).__name__} has no separate LM head; headstart needs a causal LM.")
         self.device = next(self.model.parameters()).device
         self.width = int(self.config.hidden_size)
+        self.layers = int(self.config.num_hidden_layers)
         self.cap: float | None = getattr(self.config, "final_logit_softcapping", None)
         self.eos = _eos_ids(self.model, tokenizer)
         self.vocabulary = Vocabulary.of(self._head_rows(), _tokens(tokenizer))

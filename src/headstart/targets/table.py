@@ -64,6 +64,7 @@ class TableTarget:
         self.tokenizer = Letters(size)
         self.path = None
         self.width = 1
+        self.layers = 0
         self.vocabulary = Vocabulary.of(size, list(self.tokenizer.text))
         self.can = Capabilities(
             tree=True, rollback=True, taps=False, gather_head_rows=False, trainable=False,
