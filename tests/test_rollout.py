@@ -429,3 +429,11 @@ def test_a_prefix_that_is_not_copied_would_be_seen(tiny: Any, monkeypatch: pytes
     right = rollout(target, asked, FREE, ())
     monkeypatch.setattr(target, "select", lambda cache, going: target.empty(len(going)))
     assert rollout(target, asked, FREE, ()) != right
+
+
+@pytest.mark.parametrize("going", [[0], [5], [0, 1, 2], [3, 4, 5], [0, 2, 5, 7], [1, 3, 4, 6, 9]])
+def test_seats_close_up_with_few_moves(going: list[int]) -> None:
+    order = module._closed_up(going)
+    assert sorted(order) == going
+    assert all(order[place] == place for place in going if place < len(going))
+    assert all(seat >= len(going) for place, seat in enumerate(order) if seat != place)

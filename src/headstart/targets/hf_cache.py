@@ -114,9 +114,18 @@ class TreeCache(Cache):  # type: ignore[misc]
 
     @torch.inference_mode()
     def rows(self, requests: Sequence[int]) -> None:
-        """Keep only these requests."""
+        """Keep only these requests. Where the others come from behind them, only those are copied."""
+        count = len(requests)
+        moved = [place for place, request in enumerate(requests) if place != request]
         self.lengths = [self.lengths[r] for r in requests]
-        if self.buffer is not None:
+        if self.buffer is None:
+            return
+        if count < self.buffer.shape[2] and all(requests[place] >= count for place in moved):
+            end = max(self.lengths)
+            source = [requests[place] for place in moved]
+            self.buffer[:, :, moved, :, :end] = self.buffer[:, :, source, :, :end]
+            self.buffer = self.buffer[:, :, :count]
+        else:
             self.buffer = self.buffer[:, :, list(requests)]
 
     @torch.inference_mode()

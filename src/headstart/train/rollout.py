@@ -129,10 +129,19 @@ def rollout(
         if not going:
             return [row.answer for row in rows]
         if not waiting and len(going) <= (1 - DROP) * len(seats):
+            going = _closed_up(going)
             seats, token_B, cache = [seats[s] for s in going], token_B[going], target.select(cache, going)
         out, _ = target.extend(cache, token_B[:, None].to(target.device), chain(len(seats), 1, target.device), Taps())
         cache = target.commit(cache, [[] if i is None else [0] for i in seats])
         token_B = chosen(out.project(out.hidden_BND[:, 0]), seats)
+
+
+def _closed_up(going: list[int]) -> list[int]:
+    """The same seats, each in its place if that is left, and the last ones in the gaps: few rows have to move."""
+    count = len(going)
+    behind = iter([seat for seat in going if seat >= count])
+    staying = set(going)
+    return [place if place in staying else next(behind) for place in range(count)]
 
 
 def _alike(waiting: deque[int], asked: Sequence[Sequence[int]], most: int) -> list[int]:
