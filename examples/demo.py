@@ -39,13 +39,13 @@ def main() -> int:
     steps: list[tuple[str, list[Any]]] = [
         ("fetch the model", ["fetch", TARGET]),
         ("let it answer the packaged prompts: the training data",
-         ["distill", TARGET, "--packaged", "-o", ANSWERS, "--batch", 64, "-m", 160]),
+         ["distill", TARGET, "--packaged", "-o", ANSWERS, "-m", 128]),
         ("train a Medusa head on the answers",
          ["train", TARGET, ANSWERS, "-o", RUN, "--tokens", "150k", "--tree-nodes", 32]),
-        ("prove that it changes no output", ["prove", TARGET, head, "--count", 10, "-m", 48, "--sampled-tokens", 1500,
+        ("prove that it changes no output", ["prove", TARGET, head, "--count", 10, "-m", 40, "--sampled-tokens", 1200,
                                             "-o", PROOF]),
         ("measure what it gains, with the tree that pays on this machine",
-         ["eval", TARGET, head, "--timed", 12, "--nodes", "best", "--no-costs", "-o", EVAL]),
+         ["eval", TARGET, head, "--timed", 12, "-m", 96, "--nodes", "best", "--no-costs", "-o", EVAL]),
         ("see it: green tokens were guessed by the head and confirmed by the model",
          ["generate", TARGET, QUESTION, "--drafter", head, "-m", 96, "--show", "--compare"]),
     ]  # fmt: skip

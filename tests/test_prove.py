@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -80,6 +81,12 @@ def test_too_few_places_say_nothing_and_impossible_tokens_say_all() -> None:
 # --- sampled text
 
 
+def together(parts: Any) -> tuple[list[Any], dict[int, int]]:
+    """All batches as one."""
+    answers, accepted = zip(*parts, strict=True)
+    return [a for some in answers for a in some], dict(sum(accepted, Counter()))
+
+
 def drafting(noise: float = 0.05) -> Drafter:
     return DraftModel(blurred(noise), policy=hs.StaticTree(paths=PATHS))
 
@@ -87,14 +94,16 @@ def drafting(noise: float = 0.05) -> Drafter:
 def test_what_was_tried_is_what_was_drafted(tiny: Any) -> None:
     target, drafter = tiny(), drafting()
     asked = prompts(20, seed=2)
-    answers, accepted = speak(target, drafter, TargetOnly(), asked, hs.Sampling(temperature=1.0, seed=3, eos=()), 20)
+    answers, accepted = together(
+        speak(target, drafter, TargetOnly(), asked, hs.Sampling(temperature=1.0, seed=3, eos=()), 20)
+    )
     assert [a.prompt for a in answers] == asked and all(len(a.tokens) == len(a.tried) == 20 for a in answers)
     assert all(a.tried[0] == [] for a in answers), "the prompt's own pass has no draft"
     assert max(accepted) >= 2
     taken = sum(t in tried for a in answers for t, tried in zip(a.tokens, a.tried, strict=True))
     assert taken == sum(k * n for k, n in accepted.items())
     drawn = DraftModel(blurred(0.05), policy=hs.Chain(depth=3, kind=Kind.IID))
-    answers, _ = speak(target, drawn, Lossless(), asked, hs.Sampling(temperature=1.0, seed=3), 20)
+    answers, _ = together(speak(target, drawn, Lossless(), asked, hs.Sampling(temperature=1.0, seed=3), 20))
     assert not any(tried for a in answers for tried in a.tried)
 
 
@@ -106,7 +115,7 @@ def test_laws_are_those_of_the_text(tiny: Any, chunk: int, monkeypatch: pytest.M
     monkeypatch.setattr(sampled, "CHUNK", chunk)
     target = tiny()
     how = hs.Sampling(temperature=0.8, top_p=0.9, repetition_penalty=1.3, seed=5, eos=())
-    (answer,), _ = speak(target, drafting(), TargetOnly(), [[5]], how, 24)
+    (answer,), _ = together(speak(target, drafting(), TargetOnly(), [[5]], how, 24))
     places = look_up(target, answer, how, [0.25] * 24)
     logits = causal_logits(target, [*answer.prompt, *answer.tokens])
     for i, (token, found) in enumerate(zip(answer.tokens, places, strict=True)):

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from headstart.core import Taps
+from headstart.core import Report, Taps
 from headstart.drafters.base import Drafter
 from headstart.generation import generate
 from headstart.targets.base import Target, prefill
@@ -53,7 +53,13 @@ class Identity(NamedTuple):
         return (self.tokens - self.prompts) / steps if steps else 0.0
 
 
-def identity(target: Target, drafter: Drafter, prompts: Sequence[list[int]], max_new_tokens: int) -> Identity:
+def identity(
+    target: Target,
+    drafter: Drafter,
+    prompts: Sequence[list[int]],
+    max_new_tokens: int,
+    report: Report | None = None,
+) -> Identity:
     """Both arms, prompt by prompt, as one user would see them."""
     divergences: list[Divergence] = []
     plain: list[list[int]] = []
@@ -65,6 +71,8 @@ def identity(target: Target, drafter: Drafter, prompts: Sequence[list[int]], max
         plain.append(told)
         tokens += len(fast.token_ids)
         accepted.update(fast.stats.accepted)
+        if report is not None:
+            report(f"{number + 1} of {len(prompts)} prompts", (number + 1) / len(prompts))
         if fast.token_ids != told:
             divergences.append(parting(target, number, ids, told, fast.token_ids))
     return Identity(

@@ -11,7 +11,7 @@ from headstart.drafters.base import Drafter
 from headstart.generation import generate
 from headstart.prove.controls import GREEDY, SAMPLED, Control
 from headstart.prove.greedy import Divergence, Identity, first_difference, identity
-from headstart.prove.sampled import Checked, check
+from headstart.prove.sampled import Checked, check, checks
 from headstart.requests import pair
 from headstart.sampling import Sampling
 from headstart.targets.base import Target
@@ -79,19 +79,24 @@ def prove(
     """`exact` is the target in fp32, `serving` as it is served; `make` builds the drafter for either."""
     say = report or (lambda message, share: None)
     drafter = make(exact)
-    say("greedy text in fp32, plain and with drafts", 0.0)
-    greedy = identity(exact, drafter, prompts, max_new_tokens)
+
+    def told(what: str, start: float, length: float) -> Report:
+        """Progress of a part, as that of the whole."""
+        return lambda message, share: say(f"{what}: {message}", start + length * (share or 0.0))
+
+    greedy = identity(exact, drafter, prompts, max_new_tokens, told("greedy text in fp32", 0.0, 0.2))
     served = None
     if serving is not None:
-        say("greedy text in the dtype that is served", 0.2)
-        served = identity(serving, make(serving), prompts, max_new_tokens)
+        report_of = told(f"greedy text in {str(serving.can.dtype).removeprefix('torch.')}", 0.2, 0.1)
+        served = identity(serving, make(serving), prompts, max_new_tokens, report_of)
     runs = -(-sampled_tokens // max_new_tokens)
     some = [prompts[i % len(prompts)] for i in range(runs)]
     verifier = pair(exact, drafter, None)[1]
     sampling, controls = [], []
     for i, how in enumerate(settings):
-        say(f"sampled text at temperature {how.temperature}, top-p {how.top_p}", 0.3 + 0.3 * i / len(settings))
-        sampling.append((how, check(exact, drafter, verifier, some, how, max_new_tokens)))
+        what = f"sampled text at temperature {how.temperature}, top-p {how.top_p}"
+        part = told(what, 0.3 + 0.3 * i / len(settings), 0.3 / len(settings))
+        sampling.append((how, check(exact, drafter, verifier, some, how, max_new_tokens, report=part)))
     for i, control in enumerate((*GREEDY, *SAMPLED)):
         say(f"control: {control.name}", 0.6 + 0.05 * i)
         if control.target is not None and control.applies(drafter, Sampling()):
@@ -151,10 +156,13 @@ def _greedy_control(
 def _sampled_control(
     control: Control, target: Target, drafter: Drafter, prompts: Sequence[list[int]], how: Sampling, limit: int
 ) -> Caught:
-    """With all tokens that the proof itself used."""
+    """Until it is caught, with no more tokens than the proof itself used."""
     assert control.verifier is not None
     raw = replace(how, temperature=1.0, top_p=1.0, top_k=0, min_p=0.0) if control.raw else None
-    found = check(target, drafter, control.verifier(how), prompts, how, limit, decoded=raw)
+    found = Checked(0, {}, 0, {}, 1.0)
+    for found in checks(target, drafter, control.verifier(how), prompts, how, limit, decoded=raw):
+        if found.p_value < LEVEL:
+            break
     return Caught(control.name, f"temperature {how.temperature}", found.p_value < LEVEL, found.tokens, found.p_value)
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 
-from headstart.core import Kind, Taps
+from headstart.core import Kind, Report, Taps
 from headstart.decode import decode
 from headstart.drafters.base import Drafter
 from headstart.prove.places import Place, examine, place, verdict
@@ -48,13 +48,12 @@ def speak(
     prompts: Sequence[list[int]],
     how: Sampling,
     max_new_tokens: int,
-) -> tuple[list[Emitted], dict[int, int]]:
-    """Decode every prompt, with what was tried on the way. Candidates that were drawn, not chosen, count as untried:
-    given them, a token does not follow the target's law; only over all draws it does."""
+) -> Iterator[tuple[list[Emitted], Counter[int]]]:
+    """Decode the prompts, a batch at a time, with what was tried on the way and the steps by accepted length.
+    Candidates that were drawn, not chosen, count as untried: given them, a token does not follow the target's law;
+    only over all draws it does."""
     settled = resolved(target, how, max_new_tokens)
     fixed = drafter.kind is Kind.POINT
-    out: list[Emitted] = []
-    accepted: Counter[int] = Counter()
     for start in range(0, len(prompts), BATCH):
         some = prompts[start : start + BATCH]
         seeds = [None if how.seed is None else how.seed * 100_003 + start + i for i in range(len(some))]
@@ -63,6 +62,7 @@ def speak(
             for ids, seed in zip(some, seeds, strict=True)
         ]
         rows = [Emitted(ids, [], []) for ids in some]
+        accepted: Counter[int] = Counter()
         for step in decode(target, requests, drafter, verifier):
             for e in step.emissions:
                 for node, token in zip(e.kept, e.tokens, strict=True):
@@ -71,8 +71,7 @@ def speak(
                     rows[e.request].tried.append(tried)
                 if step.drafted:
                     accepted[len(e.kept) - 1] += 1
-        out += rows
-    return out, accepted
+        yield rows, accepted
 
 
 @torch.inference_mode()
@@ -96,22 +95,38 @@ def look_up(target: Target, answer: Emitted, how: Sampling, inside: Sequence[flo
     return places
 
 
-def check(
+def checks(
     target: Target, drafter: Drafter, verifier: Verifier, prompts: Sequence[list[int]], how: Sampling,
     max_new_tokens: int, *, decoded: Sampling | None = None,
-) -> Checked:  # fmt: skip
-    """Decode and test. `decoded`, for controls: the settings that decoding is given if they are others than it is
-    tested against."""
-    answers, accepted = speak(target, drafter, verifier, prompts, decoded or how, max_new_tokens)
+) -> Iterator[Checked]:  # fmt: skip
+    """Decode and test, all so far after every batch. `decoded`, for controls: the settings that decoding is given if
+    they are others than it is tested against."""
     settled = resolved(target, how, max_new_tokens)
     rng = torch.Generator(device="cpu").manual_seed(0 if how.seed is None else how.seed)  # apart from decoding's
     places: list[list[Place]] = []
     spare: list[list[float]] = []
-    for answer in answers:
-        inside = torch.rand(2, len(answer.tokens), generator=rng, dtype=torch.float64).tolist()
-        places.append(look_up(target, answer, settled, inside[0]))
-        spare.append(inside[1])
-    impossible = sum(not p.possible for answer in places for p in answer)
-    p_values = examine(places, spare)
-    tokens = sum(len(a.tokens) for a in answers)
-    return Checked(tokens, dict(sorted(accepted.items())), impossible, p_values, verdict(p_values, impossible))
+    accepted: Counter[int] = Counter()
+    for answers, steps in speak(target, drafter, verifier, prompts, decoded or how, max_new_tokens):
+        accepted.update(steps)
+        for answer in answers:
+            inside = torch.rand(2, len(answer.tokens), generator=rng, dtype=torch.float64).tolist()
+            places.append(look_up(target, answer, settled, inside[0]))
+            spare.append(inside[1])
+        impossible = sum(not p.possible for answer in places for p in answer)
+        p_values = examine(places, spare)
+        tokens = sum(map(len, places))
+        yield Checked(tokens, dict(sorted(accepted.items())), impossible, p_values, verdict(p_values, impossible))
+
+
+def check(
+    target: Target, drafter: Drafter, verifier: Verifier, prompts: Sequence[list[int]], how: Sampling,
+    max_new_tokens: int, *, decoded: Sampling | None = None, report: Report | None = None,
+) -> Checked:  # fmt: skip
+    """The same over all prompts."""
+    last = Checked(0, {}, 0, {}, 1.0)
+    for done, found in enumerate(checks(target, drafter, verifier, prompts, how, max_new_tokens, decoded=decoded), 1):
+        last = found
+        if report is not None:
+            answers = min(done * BATCH, len(prompts))
+            report(f"{answers} of {len(prompts)} answers", answers / len(prompts))
+    return last

@@ -11,7 +11,7 @@ import hashlib
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -164,7 +164,7 @@ def distil(
             talks = source.talks(target, unit, seen, clock.total - clock.done)
             if talks is None:
                 break
-            rows = _answers(target, talks, source.name, how, clock.tick)
+            rows = _answers(target, talks, source.name, how, clock)
             if unit == 0 and rows and not any(row.response_ids for row in rows):
                 closest = target.can.max_positions - min(len(row.prompt_ids) for row in rows)
                 raise BadInput(f"No prompt leaves room for {how.max_new_tokens} tokens; the closest leaves {closest}.")
@@ -185,7 +185,7 @@ def _talks(rows: Sequence[Row]) -> int:
     return sum(row.turn == 0 for row in rows)
 
 
-def _answers(target: Target, talks: list[Talk], source: str, how: How, tick: Callable[[int], None]) -> list[Row]:
+def _answers(target: Target, talks: list[Talk], source: str, how: How, clock: _Clock) -> list[Row]:
     """First turns first; a turn sees the target's own earlier answers, and is asked as soon as they are there."""
     history = [list(talk.system) for talk in talks]
     rows: dict[tuple[int, int], Row] = {}  # by turn and talk
@@ -210,11 +210,14 @@ def _answers(target: Target, talks: list[Talk], source: str, how: How, tick: Cal
         said = answer.ids[:-1] if answer.ended == "stop" else answer.ids
         text = target.tokenizer.decode(said, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         history[i].append({"role": "assistant", "content": text})
-        return ask(turn + 1, i)
+        more = ask(turn + 1, i)
+        if more is None:
+            clock.over()
+        return more
 
     prompts = [ids for i in range(len(talks)) if (ids := ask(0, i)) is not None]
     turns = [len(talks[i].turns) for _, i in asked]
-    rollout(target, prompts, how, target.eos, tick, follow, turns)
+    rollout(target, prompts, how, target.eos, clock.tick, follow, turns)
     return [rows[place] for place in sorted(rows)]
 
 
@@ -250,15 +253,20 @@ class _Clock:
 
     def __init__(self, total: int, report: Report | None) -> None:
         self.total, self._report = total, report
-        self.done = self._made = self._tokens = 0
+        self.done = self._made = self._over = self._tokens = 0
         self._start = time.perf_counter()
 
     def skip(self, count: int) -> None:
         self.done += count
 
+    def over(self) -> None:
+        """A conversation of the unit at work has ended; it is not safe on disk yet."""
+        self._over += 1
+
     def finish(self, count: int) -> None:
         self.done += count
         self._made += count
+        self._over = 0
         self.tick(0)
 
     def tick(self, tokens: int) -> None:
@@ -267,9 +275,7 @@ class _Clock:
             return
         seconds = time.perf_counter() - self._start
         left = ""
-        if self._made:
-            left = f", about {max(self.total - self.done, 0) * seconds / self._made / 60:.0f} min left"
-        self._report(
-            f"{self.done} of {self.total} prompts, {self._tokens / seconds:.0f} tokens/s{left}",
-            min(self.done / self.total, 1.0),
-        )
+        done, made = min(self.done + self._over, self.total), self._made + self._over
+        if made:
+            left = f", about {(self.total - done) * seconds / made / 60:.0f} min left"
+        self._report(f"{done} of {self.total} prompts, {self._tokens / seconds:.0f} tokens/s{left}", done / self.total)
