@@ -74,7 +74,7 @@ def test_means_and_normals() -> None:
 
 def test_too_few_places_say_nothing_and_impossible_tokens_say_all() -> None:
     few = [[Place(0.5, 0.5, 0.0, False, True)] * 19]
-    assert examine(few, [[0.5] * 19]) == {}
+    assert examine(few) == {}
     assert (verdict({}, 0), verdict({"a": 0.02, "b": 0.5}, 0), verdict({"a": 0.9}, 1)) == (1.0, 0.04, 0.0)
 
 
@@ -194,8 +194,8 @@ def result(divergences: list[Divergence] = [], rate: int = 1) -> Identity:  # no
 
 def test_the_verdict_follows() -> None:
     far, near = Divergence(3, 5, 1, 2, 0.5, 1e-5), Divergence(3, 5, 1, 2, 1e-5, 1e-5)
-    good = [(hs.Sampling(temperature=1.0), Checked(100, {}, 0, {"accepts: law": 0.3}, 0.3))]
-    bad = [(hs.Sampling(temperature=1.0), Checked(100, {}, 0, {"accepts: law": 1e-9}, 1e-8))]
+    good = [(hs.Sampling(temperature=1.0), Checked(100, {}, 0, {"accepts: number": 0.3}, 0.3))]
+    bad = [(hs.Sampling(temperature=1.0), Checked(100, {}, 0, {"accepts: number": 1e-9}, 1e-8))]
     caught = [Caught("x", "greedy", True, 9, None)]
     missed = [Caught("x", "greedy", False, 900, None)]
     assert judge(result(), None, good, caught) == ("pass", [])

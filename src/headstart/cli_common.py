@@ -14,6 +14,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 if TYPE_CHECKING:
     from headstart.drafters.base import Drafter
+    from headstart.evaluate.run import Trees
+    from headstart.targets.base import Target
     from headstart.targets.hf import HFTarget
 
 AUTO = "auto"  # the drafter of commands that are given none
@@ -102,3 +104,25 @@ def drafter_for(name: str, target: HFTarget, dtype: str) -> Drafter | None:
     drafter = DraftModel(load(name, dtype))
     drafter.check(target)
     return drafter
+
+
+def resized(drafter: str, target: Target) -> Trees:
+    """The head with smaller trees. Raises BadInput for a drafter that has no tree of its own."""
+    from headstart.checkpoint import DraftSize, inspect, is_head, load_head
+    from headstart.errors import BadInput
+    from headstart.evaluate.run import Trees
+    from headstart.shipped import DEFAULT, default
+
+    path = default(target) if drafter == DEFAULT else Path(drafter)
+    if not is_head(path):
+        raise BadInput(f"{drafter} has no saved tree to cut; --nodes is for heads.")
+    return Trees(lambda n: load_head(path, target, draft=DraftSize(nodes=n)), inspect(path)["tree"]["nodes"])
+
+
+def whole_number(text: str, option: str) -> int:
+    """Raises BadInput for what is no number."""
+    from headstart.errors import BadInput
+
+    if not text.isdigit():
+        raise BadInput(f"{option} {text!r}: expected saved, best where it is offered, or a number (the root counts).")
+    return int(text)

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markdown import Markdown
 
-from headstart.cli_common import Dtype, TargetArg, drafter_for, interruptible, load, progress
-
-if TYPE_CHECKING:
-    from headstart.evaluate.run import Trees
-    from headstart.targets.base import Target
+from headstart.cli_common import (
+    Dtype,
+    TargetArg,
+    drafter_for,
+    interruptible,
+    load,
+    progress,
+    resized,
+    whole_number,
+)
 
 BEST = "best"
 GAINS_NOTHING = 1.02  # speed-up below which it says so
@@ -40,6 +45,7 @@ def evaluate(
     from headstart.evaluate.report import markdown, picture
     from headstart.evaluate.run import evaluate as measured
     from headstart.evaluate.run import forecast, some
+    from headstart.learn import argv
     from headstart.targets.resolve import cache_dir
     from headstart.train.files import whole, write_json
     from headstart.train.readers import packaged_chats, read
@@ -55,7 +61,7 @@ def evaluate(
         made.check(model)
         trees = None if nodes == "saved" else resized(drafter, model)
         if trees is not None and nodes != BEST:
-            made, trees = trees.make(count(nodes)), None
+            made, trees = trees.make(whole_number(nodes, "--nodes")), None
         log.print(forecast(model, made, len(chats), max_new_tokens, timed), highlight=False)
         with progress() as report:
             figures = measured(
@@ -63,6 +69,7 @@ def evaluate(
                 max_new_tokens=max_new_tokens, n_timed=timed, costs=costs, trees=trees, report=report,
             )  # fmt: skip
     record: dict[str, Any] = {
+        "command": " ".join(argv()),
         "target": target,
         "drafter": drafter,
         "prompts": "packaged held-out prompts" if prompts is None else prompts.name,
@@ -82,25 +89,3 @@ def evaluate(
     if out is not None:
         kinds = ("json", "md", "png") if drawn else ("json", "md")
         console.print(f"written: {', '.join(str(out / f'eval.{kind}') for kind in kinds)}", highlight=False)
-
-
-def resized(drafter: str, target: Target) -> Trees:
-    """The head with smaller trees. Raises BadInput for a drafter that has no tree of its own."""
-    from headstart.checkpoint import DraftSize, inspect, is_head, load_head
-    from headstart.errors import BadInput
-    from headstart.evaluate.run import Trees
-    from headstart.shipped import DEFAULT, default
-
-    path = default(target) if drafter == DEFAULT else Path(drafter)
-    if not is_head(path):
-        raise BadInput(f"{drafter} has no saved tree to cut; --nodes is for heads.")
-    return Trees(lambda n: load_head(path, target, draft=DraftSize(nodes=n)), inspect(path)["tree"]["nodes"])
-
-
-def count(text: str) -> int:
-    """Raises BadInput for what is no number."""
-    from headstart.errors import BadInput
-
-    if not text.isdigit():
-        raise BadInput(f"--nodes {text!r}: expected saved, {BEST}, or a number of nodes (the root counts).")
-    return int(text)

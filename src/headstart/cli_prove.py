@@ -10,7 +10,16 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from headstart.cli_common import Dtype, TargetArg, drafter_for, interruptible, load, progress
+from headstart.cli_common import (
+    Dtype,
+    TargetArg,
+    drafter_for,
+    interruptible,
+    load,
+    progress,
+    resized,
+    whole_number,
+)
 
 if TYPE_CHECKING:
     from headstart.drafters.base import Drafter
@@ -25,6 +34,7 @@ def prove(
     count: Annotated[int, typer.Option(min=1, help="Prompts at most.")] = 24,
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-m", help="Longest answer.")] = 64,
     sampled_tokens: Annotated[int, typer.Option(help="Tokens per sampled setting and control.")] = 3000,
+    nodes: Annotated[str, typer.Option(help="saved: the head's tree; or a number: its best so many nodes.")] = "saved",
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the proof here, as JSON.")] = None,
     dtype: Dtype = "auto",
 ) -> None:
@@ -32,11 +42,14 @@ def prove(
     import torch
 
     from headstart.errors import BadInput
+    from headstart.learn import argv
     from headstart.prove.proof import prove as proved
     from headstart.requests import encode
     from headstart.train.readers import packaged_chats, read, user_turns
 
     def make(at: Any) -> Drafter:
+        if nodes != "saved":
+            return resized(drafter, at).make(whole_number(nodes, "--nodes"))
         made = drafter_for(drafter, at, "fp32" if at is exact else dtype)
         if made is None:
             raise BadInput(
@@ -59,7 +72,13 @@ def prove(
                 serving=None if serving is exact else serving, report=report,
             )  # fmt: skip
     if out is not None:
-        record = {"target": target, "drafter": drafter, "serving_dtype_name": str(serving.can.dtype), **found.record()}
+        record = {
+            "command": " ".join(argv()),
+            "target": target,
+            "drafter": drafter,
+            "serving_dtype_name": str(serving.can.dtype),
+            **found.record(),
+        }
         out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     _print(found)
     raise typer.Exit(EXIT[found.verdict])

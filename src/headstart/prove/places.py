@@ -17,6 +17,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 LEAST = 20  # places below which a test says nothing
+VARIANCE = 10.0  # of the number of acceptances, below which it is not near enough to a normal law
 
 
 class Place(NamedTuple):
@@ -70,19 +71,20 @@ def mean(values: Sequence[float]) -> float:
     return normal((sum(values) / len(values) - 0.5) * math.sqrt(12 * len(values)))
 
 
-def examine(places: Sequence[Sequence[Place]], inside: Sequence[Sequence[float]]) -> dict[str, float]:
-    """p-values, each uniform if all is well. One sequence of places per answer, in the order of its tokens; `inside`
-    are further random numbers, one per token. A test with too few places is left out."""
+def examine(places: Sequence[Sequence[Place]]) -> dict[str, float]:
+    """p-values, each uniform if all is well. One sequence of places per answer, in the order of its tokens. A test with
+    too few places is left out."""
     flat = [p for answer in places for p in answer]
-    spare = [v for answer in inside for v in answer]
-    tried = [(p, v) for p, v in zip(flat, spare, strict=True) if 0 < p.mass < 1]
+    tried = [p for p in flat if 0 < p.mass < 1]
     groups = {
-        "accepts": [v * p.mass if p.accepted else p.mass + v * (1 - p.mass) for p, v in tried],
         "accepted tokens": [p.at / p.mass for p in flat if p.accepted and p.mass > 0],
-        "refused draws": [(p.at - p.mass) / (1 - p.mass) for p, _ in tried if not p.accepted],
+        "refused draws": [(p.at - p.mass) / (1 - p.mass) for p in tried if not p.accepted],
         "free draws": [p.at for p in flat if p.mass == 0],
     }
     out: dict[str, float] = {}
+    variance = sum(p.mass * (1 - p.mass) for p in tried)
+    if variance >= VARIANCE:  # a candidate is taken with its mass, whatever came before: a sum of such is near normal
+        out["accepts: number"] = normal(sum(p.accepted - p.mass for p in tried) / math.sqrt(variance))
     for name, values in groups.items():
         if len(values) >= LEAST:
             out |= {f"{name}: law": kolmogorov(values), f"{name}: mean": mean(values)}

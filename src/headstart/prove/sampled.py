@@ -104,16 +104,14 @@ def checks(
     settled = resolved(target, how, max_new_tokens)
     rng = torch.Generator(device="cpu").manual_seed(0 if how.seed is None else how.seed)  # apart from decoding's
     places: list[list[Place]] = []
-    spare: list[list[float]] = []
     accepted: Counter[int] = Counter()
     for answers, steps in speak(target, drafter, verifier, prompts, decoded or how, max_new_tokens):
         accepted.update(steps)
         for answer in answers:
-            inside = torch.rand(2, len(answer.tokens), generator=rng, dtype=torch.float64).tolist()
-            places.append(look_up(target, answer, settled, inside[0]))
-            spare.append(inside[1])
+            inside = torch.rand(len(answer.tokens), generator=rng, dtype=torch.float64).tolist()
+            places.append(look_up(target, answer, settled, inside))
         impossible = sum(not p.possible for answer in places for p in answer)
-        p_values = examine(places, spare)
+        p_values = examine(places)
         tokens = sum(map(len, places))
         yield Checked(tokens, dict(sorted(accepted.items())), impossible, p_values, verdict(p_values, impossible))
 
