@@ -35,7 +35,10 @@ P = torch.tensor([0.1, 0.0, 0.4, 0.3, 0.2])
 
 def test_a_place_by_hand() -> None:
     at = place(P, 3, [], 0.5)
-    assert (at.at, at.by_id, at.mass) == (pytest.approx(0.4 + 0.15), pytest.approx(0.5 + 0.15), 0.0)
+    assert (at.at, at.middle, at.mass) == (pytest.approx(0.4 + 0.15), pytest.approx(0.5 + 0.15 - 0.5), 0.0)
+    middles = torch.tensor([place(P, t, [], 0.5).middle for t in range(5)])
+    assert float(P @ middles) == pytest.approx(0.0, abs=1e-6)
+    assert float(P @ middles**2) == pytest.approx(at.variance, abs=1e-6)
     at = place(P, 3, [4, 3], 0.5)
     assert (at.at, at.mass, at.accepted) == (pytest.approx(0.2 + 0.15), pytest.approx(0.5), True)
     at = place(P, 0, [4, 3], 0.25)
@@ -50,7 +53,7 @@ def test_places_of_draws_from_the_law_are_uniform(tried: list[int]) -> None:
     rng = random.Random(len(tried))
     tokens = rng.choices(range(5), P.tolist(), k=4000)
     places = [place(P, t, tried, rng.random()) for t in tokens]
-    assert kolmogorov([p.at for p in places]) > 0.01 and kolmogorov([p.by_id for p in places]) > 0.01
+    assert kolmogorov([p.at for p in places]) > 0.01
 
 
 def test_kolmogorov_knows_the_tables() -> None:
@@ -73,7 +76,7 @@ def test_means_and_normals() -> None:
 
 
 def test_too_few_places_say_nothing_and_impossible_tokens_say_all() -> None:
-    few = [[Place(0.5, 0.5, 0.0, False, True)] * 19]
+    few = [[Place(0.5, 0.0, 0.08, 0.0, False, True)] * 19]
     assert examine(few) == {}
     assert (verdict({}, 0), verdict({"a": 0.02, "b": 0.5}, 0), verdict({"a": 0.9}, 1)) == (1.0, 0.04, 0.0)
 

@@ -21,11 +21,13 @@ VARIANCE = 10.0  # of the number of acceptances, below which it is not near enou
 
 
 class Place(NamedTuple):
-    """Where a token lies in its law: `at` in [0, 1], candidates first, and `by_id`, the order of inverse transform
-    sampling; `mass` of the candidates that were tried; was it one of them?"""
+    """Where a token lies in its law: `at` in [0, 1], candidates first. In the order of ids, which is that of inverse
+    transform sampling: `middle` of its stretch, counted from 1/2, and the `variance` of such middles under the law;
+    their mean is 0. `mass` of the candidates that were tried; was it one of them?"""
 
     at: float
-    by_id: float
+    middle: float
+    variance: float
     mass: float
     accepted: bool
     possible: bool
@@ -44,8 +46,9 @@ def place(law_V: Tensor, token: int, tried: Sequence[int], inside: float) -> Pla
         above_V[:token] |= p_V[:token] == own
         above_V[list(tried)] = False
         before = mass + float(p_V[above_V].sum())
-    by_id = float(p_V[:token].sum()) + inside * own
-    return Place(min(before + inside * own, 1.0), min(by_id, 1.0), mass, token in tried, own > 0)
+    middle = float(p_V[:token].sum()) + own / 2 - 0.5
+    variance = (1 - float((p_V**3).sum())) / 12
+    return Place(min(before + inside * own, 1.0), middle, variance, mass, token in tried, own > 0)
 
 
 def kolmogorov(values: Sequence[float]) -> float:
@@ -88,9 +91,10 @@ def examine(places: Sequence[Sequence[Place]]) -> dict[str, float]:
     for name, values in groups.items():
         if len(values) >= LEAST:
             out |= {f"{name}: law": kolmogorov(values), f"{name}: mean": mean(values)}
-    products = [(a.by_id - 0.5) * (b.by_id - 0.5) for answer in places for a, b in pairwise(answer) if a.accepted]
-    if len(products) >= LEAST:  # tokens of one block: uncorrelated, with variance 1/144 each
-        out["within a block"] = normal(12 * sum(products) / math.sqrt(len(products)))
+    pairs = [(a, b) for answer in places for a, b in pairwise(answer) if a.accepted]
+    spread = sum(a.middle**2 * b.variance for a, b in pairs)
+    if len(pairs) >= LEAST and spread > 0:  # tokens of one block: the later middle is 0 on average, whatever the first
+        out["within a block"] = normal(sum(a.middle * b.middle for a, b in pairs) / math.sqrt(spread))
     return out
 
 
