@@ -17,7 +17,7 @@ import torch
 import headstart as hs
 from common import RESULTS
 from headstart.checkpoint import load, save
-from headstart.shipped import FOLDER
+from headstart.checkpoint.shipped import FOLDER
 
 LARGEST = 32 * 2**20  # bytes of a head in the package
 KEPT = ("tokens", "chosen_at_tokens", "held_out_tokens_per_step", "held_out_prompts", "tree_nodes", "data", "data_hash",

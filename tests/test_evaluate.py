@@ -19,6 +19,7 @@ from headstart.drafting import HeadDrafter
 from headstart.errors import BadInput
 from headstart.evaluate import speed as module
 from headstart.evaluate.cost import target_cost
+from headstart.evaluate.nodes import sizes
 from headstart.evaluate.report import HEAD, LOOKUP, PLAIN, _without, markdown, picture, replayed
 from headstart.evaluate.run import Trees, evaluate, forecast, some, spread
 from headstart.evaluate.speed import REST, VERBS, Answer, Arm, answer, race, speedup
@@ -27,7 +28,6 @@ from headstart.replay import Replayed, Spoken, replay
 from headstart.train.capture import Window
 from headstart.train.readers import Chat
 from headstart.tree import chain
-from headstart.tune.nodes import sizes
 from helpers import prompts
 from test_distil import CHATS, chat, chat_target, many
 from test_medusa import VOCABS, taught

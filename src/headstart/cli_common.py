@@ -79,10 +79,10 @@ def drafter_for(name: str, target: HFTarget, dtype: str) -> Drafter | None:
     """`none`, `lookup`, `default` (the head that comes with headstart for this target), `auto` (that, or lookup where
     there is none), or a directory of a head or of a small causal LM; the target refuses one that does not fit."""
     from headstart.checkpoint import is_head, load_head
+    from headstart.checkpoint.shipped import DEFAULT, shipped
     from headstart.drafters.draft_model import DraftModel
     from headstart.drafters.lookup import PromptLookup
     from headstart.errors import BadInput
-    from headstart.shipped import DEFAULT, shipped
 
     if name == "none":
         return None
@@ -109,9 +109,9 @@ def drafter_for(name: str, target: HFTarget, dtype: str) -> Drafter | None:
 def resized(drafter: str, target: Target) -> Trees:
     """The head with smaller trees. Raises BadInput for a drafter that has no tree of its own."""
     from headstart.checkpoint import DraftSize, inspect, is_head, load_head
+    from headstart.checkpoint.shipped import DEFAULT, default
     from headstart.errors import BadInput
     from headstart.evaluate.run import Trees
-    from headstart.shipped import DEFAULT, default
 
     path = default(target) if drafter == DEFAULT else Path(drafter)
     if not is_head(path):

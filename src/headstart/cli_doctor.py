@@ -22,8 +22,8 @@ def doctor(
 ) -> None:
     """Look for the usual faults of a target and a head: template, taps, norm, vocabulary map, parity of training and
     drafting. Exit code 0: none found, 1: found."""
+    from headstart.checkpoint.shipped import DEFAULT, default
     from headstart.doctor import examine
-    from headstart.shipped import DEFAULT, default
     from headstart.targets.resolve import cache_dir
     from headstart.train.readers import packaged_chats, read
 

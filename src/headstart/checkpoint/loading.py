@@ -18,12 +18,12 @@ from headstart.checkpoint.record import (
     demand_finite,
     json_object,
 )
+from headstart.checkpoint.shipped import DEFAULT, default
 from headstart.drafting import HeadDrafter
 from headstart.errors import BadInput
 from headstart.policies.base import Policy
 from headstart.policies.chain import Chain
 from headstart.policies.static import StaticTree
-from headstart.shipped import DEFAULT, default
 from headstart.targets.base import Target, Vocabulary
 from headstart.train.fingerprint import fingerprint
 from headstart.verify.base import Verifier

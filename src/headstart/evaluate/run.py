@@ -16,6 +16,7 @@ from headstart.drafters.lookup import PromptLookup
 from headstart.drafting import HeadDrafter
 from headstart.errors import BadInput
 from headstart.evaluate.cost import target_cost
+from headstart.evaluate.nodes import sizes
 from headstart.evaluate.report import HEAD, LOOKUP, PLAIN, replayed, timed
 from headstart.evaluate.speed import answer, race
 from headstart.evaluate.texts import ROWS, Turn, answered
@@ -23,7 +24,6 @@ from headstart.learn import versions, window_of
 from headstart.targets.base import Target
 from headstart.train.capture import Window
 from headstart.train.readers import Chat
-from headstart.tune.nodes import sizes
 
 
 class Trees(NamedTuple):

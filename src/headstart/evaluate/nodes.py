@@ -43,7 +43,8 @@ def sizes(
     """Every size up to `largest` nodes, best first. `make` builds the drafter with a tree of so many nodes; `texts`
     are answers of the target's, with what the head reads."""
     counts = sorted({*(n for n in SIZES if n < largest), largest})
-    cost = target_cost(target, (CONTEXT,), (1, *counts), report=report)[CONTEXT]
+    context = max(1, min(CONTEXT, target.can.max_positions - largest))
+    cost = target_cost(target, (context,), (1, *counts), report=report)[context]
     out = []
     for i, nodes in enumerate(counts):
         if report is not None:

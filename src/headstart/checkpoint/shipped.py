@@ -10,7 +10,7 @@ from headstart.errors import BadInput
 from headstart.targets.base import Target
 
 DEFAULT = "default"
-FOLDER = Path(__file__).parent / "data" / "heads"
+FOLDER = Path(__file__).parent.parent / "data" / "heads"
 
 
 def shipped(target: Target) -> Path | None:
