@@ -26,7 +26,7 @@ from headstart.prove.greedy import identity
 from headstart.replay import Replayed, Spoken, replay
 from headstart.targets.base import prefill
 from headstart.train.capture import Window
-from headstart.train.readers import Chat, packaged_chats, read, user_turns
+from headstart.train.readers import Chat, evenly, opening, packaged_chats, read
 from headstart.train.template import prompt_ids
 
 TOKENS = 128
@@ -78,8 +78,7 @@ def check(target: Any, head: Path, some: list[Chat], count: int, nodes: int) -> 
     """Decode first turns for real, plainly and with the head. In 16 bits a tree's sums run in another order, so texts
     may part where the target is near a tie; anything else is a fault."""
     drafter = load_head(head, target, draft=DraftSize(nodes=nodes))
-    chosen = some[:: max(1, len(some) // count)][:count]
-    asked = [prompt_ids(target.tokenizer, user_turns(chat)[0] + [user(user_turns(chat)[1][0])]) for chat in chosen]
+    asked = [prompt_ids(target.tokenizer, opening(chat)) for chat in evenly(some, count)]
     found = identity(target, drafter, asked, TOKENS)
     texts = []
     for prompt, answer in zip(asked, found.plain, strict=True):
@@ -98,11 +97,6 @@ def check(target: Any, head: Path, some: list[Chat], count: int, nodes: int) -> 
 def said(message: str, share: float | None) -> None:
     """Progress on one line."""
     print(message, end="\r")
-
-
-def user(text: str) -> dict[str, str]:
-    """A message of the user's."""
-    return {"role": "user", "content": text}
 
 
 def main() -> None:

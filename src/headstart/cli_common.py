@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from headstart.targets.base import Target
     from headstart.targets.hf import HFTarget
 
+SAVED = "saved"  # the tree of a head as it stands
 AUTO = "auto"  # the drafter of commands that are given none
 LOG_SECONDS = 15.0  # between two lines of progress in a log
 INTERRUPTED = 130  # the shell's code for Ctrl-C
@@ -75,15 +76,18 @@ def load(target: str, dtype: str) -> HFTarget:
         return load_target(target, dtype=dtype, progress=report)
 
 
-def drafter_for(name: str, target: HFTarget, dtype: str) -> Drafter | None:
+def drafter_for(name: str, target: HFTarget, dtype: str, nodes: str = SAVED) -> Drafter | None:
     """`none`, `lookup`, `default` (the head that comes with headstart for this target), `auto` (that, or lookup where
-    there is none), or a directory of a head or of a small causal LM; the target refuses one that does not fit."""
+    there is none), or a directory of a head or of a small causal LM; the target refuses one that does not fit. `nodes`:
+    the head's saved tree, or the best so many nodes of it."""
     from headstart.checkpoint import is_head, load_head
     from headstart.checkpoint.shipped import DEFAULT, shipped
     from headstart.drafters.draft_model import DraftModel
     from headstart.drafters.lookup import PromptLookup
     from headstart.errors import BadInput
 
+    if nodes != SAVED:
+        return resized(name, target).make(_whole_number(nodes, "--nodes"))
     if name == "none":
         return None
     if name == AUTO:
@@ -119,7 +123,7 @@ def resized(drafter: str, target: Target) -> Trees:
     return Trees(lambda n: load_head(path, target, draft=DraftSize(nodes=n)), inspect(path)["tree"]["nodes"])
 
 
-def whole_number(text: str, option: str) -> int:
+def _whole_number(text: str, option: str) -> int:
     """Raises BadInput for what is no number."""
     from headstart.errors import BadInput
 

@@ -25,16 +25,14 @@ def doctor(
     from headstart.checkpoint.shipped import DEFAULT, default
     from headstart.doctor import examine
     from headstart.targets.resolve import cache_dir
-    from headstart.train.readers import packaged_chats, read
+    from headstart.train.readers import evenly, packaged_chats, read
 
     chats = packaged_chats() if prompts is None else [c for c in read(prompts).chats if c.text is None]
     with interruptible():
         model = load(target, dtype)
         path = default(model) if str(head) == DEFAULT else head
         with progress() as report:
-            found = examine(
-                model, path, chats[:: max(1, len(chats) // count)][:count], cache or cache_dir() / "eval", report=report
-            )
+            found = examine(model, path, evenly(chats, count), cache or cache_dir() / "eval", report=report)
     table = Table(box=None, show_header=False)
     for finding in found.findings:
         table.add_row(f"[red]{finding.fault}[/]" if finding.fault else "[green]ok[/]", finding.check, finding.seen)

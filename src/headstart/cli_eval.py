@@ -9,16 +9,7 @@ import typer
 from rich.console import Console
 from rich.markdown import Markdown
 
-from headstart.cli_common import (
-    Dtype,
-    TargetArg,
-    drafter_for,
-    interruptible,
-    load,
-    progress,
-    resized,
-    whole_number,
-)
+from headstart.cli_common import SAVED, Dtype, TargetArg, drafter_for, interruptible, load, progress, resized
 
 BEST = "best"
 GAINS_NOTHING = 1.02  # speed-up below which it says so
@@ -32,9 +23,7 @@ def evaluate(
     timed: Annotated[int, typer.Option(min=0, help="Answers timed plainly, with the drafter and with lookup.")] = 26,
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-m", min=2, help="Longest answer.")] = 128,
     costs: Annotated[bool, typer.Option(help="Time target passes of 1 to 64 nodes as well.")] = True,
-    nodes: Annotated[
-        str, typer.Option(help="saved: the head's tree; best: as many nodes as pay here; or a number.")
-    ] = ("saved"),
+    nodes: Annotated[str, typer.Option(help="saved: the head's tree; best: what pays here; or a number.")] = SAVED,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Directory for eval.json, eval.md, eval.png.")] = None,
     cache: Annotated[Path | None, typer.Option(help="For answers and features; default: the user cache.")] = None,
     dtype: Dtype = "auto",
@@ -55,13 +44,11 @@ def evaluate(
     chats = some(found, per_category)
     with interruptible("interrupted; answers made so far are kept"):
         model = load(target, dtype)
-        made = drafter_for(drafter, model, dtype)
+        trees = resized(drafter, model) if nodes == BEST else None
+        made = drafter_for(drafter, model, dtype, SAVED if nodes == BEST else nodes)
         if made is None:
             raise BadInput("Plain decoding gains nothing over itself; name lookup, or the directory of a head.")
         made.check(model)
-        trees = None if nodes == "saved" else resized(drafter, model)
-        if trees is not None and nodes != BEST:
-            made, trees = trees.make(whole_number(nodes, "--nodes")), None
         log.print(forecast(model, made, len(chats), max_new_tokens, timed), highlight=False)
         with progress() as report:
             figures = measured(

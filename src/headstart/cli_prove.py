@@ -10,16 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from headstart.cli_common import (
-    Dtype,
-    TargetArg,
-    drafter_for,
-    interruptible,
-    load,
-    progress,
-    resized,
-    whole_number,
-)
+from headstart.cli_common import SAVED, Dtype, TargetArg, drafter_for, interruptible, load, progress
 
 if TYPE_CHECKING:
     from headstart.drafters.base import Drafter
@@ -34,7 +25,7 @@ def prove(
     count: Annotated[int, typer.Option(min=1, help="Prompts at most.")] = 24,
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-m", help="Longest answer.")] = 64,
     sampled_tokens: Annotated[int, typer.Option(help="Tokens per sampled setting and control.")] = 3000,
-    nodes: Annotated[str, typer.Option(help="saved: the head's tree; or a number: its best so many nodes.")] = "saved",
+    nodes: Annotated[str, typer.Option(help="saved: the head's tree; or a number: its best so many nodes.")] = SAVED,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the proof here, as JSON.")] = None,
     dtype: Dtype = "auto",
 ) -> None:
@@ -45,12 +36,10 @@ def prove(
     from headstart.learn import argv
     from headstart.prove.proof import prove as proved
     from headstart.requests import encode
-    from headstart.train.readers import packaged_chats, read, user_turns
+    from headstart.train.readers import evenly, opening, packaged_chats, read, user_turns
 
     def make(at: Any) -> Drafter:
-        if nodes != "saved":
-            return resized(drafter, at).make(whole_number(nodes, "--nodes"))
-        made = drafter_for(drafter, at, "fp32" if at is exact else dtype)
+        made = drafter_for(drafter, at, "fp32" if at is exact else dtype, nodes)
         if made is None:
             raise BadInput(
                 "Plain decoding has nothing to prove; name lookup, or the directory of a head or draft model."
@@ -58,11 +47,11 @@ def prove(
         return made
 
     chats = packaged_chats() if prompts is None else [c for c in read(prompts).chats if c.text is None]
-    asked = [[*system, {"role": "user", "content": turns[0]}] for system, turns in map(user_turns, chats) if turns]
+    asked = evenly([chat for chat in chats if user_turns(chat)[1]], count)
     with interruptible():
         serving = load(target, dtype)
         exact = serving if serving.can.dtype is torch.float32 else load(target, "fp32")
-        ids = [encode(exact, m) for m in asked[:: max(1, len(asked) // count)][:count]]
+        ids = [encode(exact, opening(chat)) for chat in asked]
         if not ids:
             raise BadInput(f"{prompts} holds no prompt with a user turn.")
         with progress() as report:

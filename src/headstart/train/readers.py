@@ -18,7 +18,7 @@ from __future__ import annotations
 import gzip
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args
 
@@ -85,6 +85,17 @@ def read(path: str | os.PathLike[str], *, on_bad: OnBad = "refuse") -> Reading:
 def packaged_chats(*, held_out: bool = True) -> list[Chat]:
     """The prompts that ship with the package, as if read from a file."""
     return [Chat(p.id, p.messages, p.category) for p in packaged(held_out=held_out)]
+
+
+def opening(chat: Chat) -> list[Message]:
+    """The system messages and the first user turn: what a single answer is asked for."""
+    system, turns = user_turns(chat)
+    return [*system, *({"role": "user", "content": text} for text in turns[:1])]
+
+
+def evenly(chats: Sequence[Chat], count: int) -> list[Chat]:
+    """So many of them at most, from all over."""
+    return list(chats[:: max(1, len(chats) // count)][:count])
 
 
 def user_turns(chat: Chat) -> tuple[list[Message], list[str]]:
