@@ -15,9 +15,11 @@ from headstart.checkpoint import save
 from headstart.core import Features, Taps
 from headstart.doctor import Finding, examine
 from headstart.drafting import HeadDrafter
+from headstart.evaluate.texts import answered
 from headstart.heads.medusa import Medusa, MedusaConfig
 from headstart.objectives.base import CrossEntropy, Predicted, Wanted, reduce
 from headstart.targets.base import prefill
+from headstart.train.capture import Window
 from headstart.train.template import Sample
 from headstart.unroll import Batch, Independent, unroll
 from headstart.vocab.base import DraftVocab
@@ -73,7 +75,9 @@ def target() -> Any:
 
 @pytest.fixture(scope="module")
 def answers(target: Any, tmp_path_factory: pytest.TempPathFactory) -> list[Sample]:
-    return module._answers(target, CHATS, tmp_path_factory.mktemp("answers"), None)
+    folder = tmp_path_factory.mktemp("answers")
+    turns = answered(target, CHATS, folder, max_new_tokens=module.TOKENS, needs=Taps(), window=Window())
+    return [Sample(t.text.ids, [i >= t.text.prompt for i in range(len(t.text.ids))]) for t in turns]
 
 
 def faults(target: Any, path: Path, tmp_path: Path) -> list[str]:

@@ -17,17 +17,14 @@ from torch import Tensor
 from headstart.checkpoint import Loaded, load
 from headstart.core import Budget, Features, Report, Taps
 from headstart.drafting import HeadDrafter, readouts
-from headstart.errors import BadInput
+from headstart.evaluate.texts import answered, spoken
 from headstart.heads.base import Head
-from headstart.learn import of_row, stored_as
 from headstart.policies.chain import Chain
 from headstart.replay import Spoken, along
 from headstart.sampling import Coin, Sampling
 from headstart.targets.base import Target
-from headstart.train.answers import read_answers
-from headstart.train.capture import Window, capture
-from headstart.train.distil import Given, distil
-from headstart.train.fingerprint import fingerprint, of_text
+from headstart.train.capture import Window
+from headstart.train.fingerprint import fingerprint
 from headstart.train.readers import Chat
 from headstart.train.rollout import How, rollout
 from headstart.train.template import Sample
@@ -76,14 +73,15 @@ def examine(
     layers = sorted({n + d for n in head.needs.layers for d in (-1, 0, 1) if n + d >= 0} | {target.layers})
     needs = Taps(final=True, layers=tuple(n for n in layers if n <= target.layers))
     say("the target answers prompts through its template", 0.1)
-    spoken = _captured(target, _answers(target, chats, cache, report), needs, cache, report)
-    probe = _Probe(head, target, found, spoken, needs)
+    window = Window()
+    turns = answered(target, chats, cache, max_new_tokens=TOKENS, needs=needs, window=window, report=report)
+    probe = _Probe(head, target, found, [turn.text for turn in turns], needs)
     as_it_is = probe.accuracy()
     say("undoing the usual faults", 0.5)
     findings += [_coverage(probe), *_undone(probe, as_it_is)]
     if getattr(target.tokenizer, "chat_template", None):
         say("the target goes on from prompts without its template", 0.6)
-        bare = _captured(target, _bare(target, chats), needs, cache, report)
+        bare = spoken(target, _bare(target, chats), cache, needs=needs, window=window, report=report)
         findings.append(_template(as_it_is, _Probe(head, target, found, bare, needs).accuracy()))
     say("comparing drafting with training", 0.8)
     findings += [_parity(probe), *_symptoms(as_it_is, probe.thirds(), any(f.fault for f in findings))]
@@ -114,17 +112,6 @@ def _identity(found: Loaded, target: Target) -> list[Finding]:
     return findings
 
 
-def _answers(target: Target, chats: Sequence[Chat], cache: Path, report: Report | None) -> list[Sample]:
-    how = How(rows=64, max_new_tokens=TOKENS, cut_loops=False)
-    source = Given(chats, unit=64, name="doctor", held_out=True)
-    folder = cache / "doctor" / of_text([fingerprint(target), sorted(source.config().items())])
-    distil(target, source, folder, how, report=report)
-    samples = [of_row(row) for row in read_answers(folder) if len(row.response_ids) > 1]
-    if not samples:
-        raise BadInput("The target answered none of the prompts with more than one token; give others with --prompts.")
-    return samples
-
-
 def _bare(target: Target, chats: Sequence[Chat]) -> list[Sample]:
     """The same requests as plain text, gone on from."""
     texts = [chat.messages[-1]["content"] for chat in chats]
@@ -137,30 +124,16 @@ def _bare(target: Target, chats: Sequence[Chat]) -> list[Sample]:
     ]
 
 
-class _Said(NamedTuple):
-    sample: Sample
-    features: Features  # [T, D], final and layers as tapped
-
-
-def _captured(
-    target: Target, samples: Sequence[Sample], needs: Taps, cache: Path, report: Report | None
-) -> list[_Said]:
-    texts = capture(
-        target, samples, needs, cache / "features", window=Window(), stored=stored_as(target, "auto"), report=report
-    )
-    return [_Said(samples[number], texts[place].features) for place, number in enumerate(texts.order)]
-
-
 class _Probe:
     """A head and answers whose states were tapped in more places than it reads."""
 
-    def __init__(self, head: Head, target: Target, found: Loaded, said: Sequence[_Said], tapped: Taps) -> None:
+    def __init__(self, head: Head, target: Target, found: Loaded, said: Sequence[Spoken], tapped: Taps) -> None:
         self.head, self.target, self.vocab, self.said, self.tapped = head, target, found.vocab, said, tapped
         self.depths = max(map(len, found.paths))
         self.unrolling: Unroll = Independent() if head.alone else SelfFed(steps=None)
         self.readout = readouts(head, target, found.vocab)
 
-    def features(self, text: _Said, *, final: str = "final", shift: int = 0) -> Features:
+    def features(self, text: Spoken, *, final: str = "final", shift: int = 0) -> Features:
         """What the head is fed: its own taps, or others."""
         layer = dict(zip(self.tapped.layers, text.features.layers, strict=True))
         top = text.features.final if final == "final" else layer[max(layer)]
@@ -168,15 +141,15 @@ class _Probe:
 
     @torch.no_grad()
     def hits(
-        self, change: Callable[[_Said], Features] | None = None, ids_U: Tensor | None = None
+        self, change: Callable[[Spoken], Features] | None = None, ids_U: Tensor | None = None
     ) -> list[list[tuple[int, int, int, bool]]]:
         """Per text: (anchor, depth, guess, right) of every guess of the training path."""
         out = []
         for text in self.said:
             features = (change or self.features)(text)
-            ids = torch.tensor([text.sample.ids], device=self.target.device)
-            supervised = torch.tensor([text.sample.supervised], device=self.target.device)
-            batch = Batch(ids, supervised, features.map(self._fed), [ids.shape[1]])
+            ids = torch.tensor([text.ids], device=self.target.device)
+            said_BT = torch.arange(ids.shape[1], device=ids.device)[None] >= text.prompt
+            batch = Batch(ids, said_BT, features.map(self._fed), [ids.shape[1]])
             rows = []
             for said in unroll(self.head, self.unrolling, batch, self.depths):
                 index_S = self.readout(said.depth).project(said.feature_SF).argmax(-1).cpu()
@@ -192,7 +165,7 @@ class _Probe:
     def _fed(self, x_TD: Tensor) -> Tensor:
         return x_TD[None].to(self.target.device, self.target.can.dtype)
 
-    def accuracy(self, change: Callable[[_Said], Features] | None = None, ids_U: Tensor | None = None) -> list[float]:
+    def accuracy(self, change: Callable[[Spoken], Features] | None = None, ids_U: Tensor | None = None) -> list[float]:
         """Top-1, by depth."""
         rows = [row for text in self.hits(change, ids_U) for row in text]
         return [_mean([right for _, depth, _, right in rows if depth == d + 1]) for d in range(self.depths)]
@@ -201,12 +174,11 @@ class _Probe:
         """Accuracy at depth 1 in the first and in the last third of the answers."""
         early, late = [], []
         for text, rows in zip(self.said, self.hits(), strict=True):
-            first = text.sample.supervised.index(True)
-            length = len(text.sample.ids) - first
+            length = len(text.ids) - text.prompt
             for anchor, depth, _, right in rows:
-                if depth == 1 and anchor - first < length / 3:
+                if depth == 1 and anchor - text.prompt < length / 3:
                     early.append(right)
-                elif depth == 1 and anchor - first >= 2 * length / 3:
+                elif depth == 1 and anchor - text.prompt >= 2 * length / 3:
                     late.append(right)
         return _mean(early), _mean(late)
 
@@ -215,10 +187,8 @@ class _Probe:
         drafter = HeadDrafter(self.head, self.target, Chain(depth=self.depths), self.vocab)
         out = []
         for text in self.said:
-            first = text.sample.supervised.index(True)
-            spoken = Spoken(text.sample.ids, first, self.features(text))
             rows = []
-            for root, state in along(drafter, spoken):
+            for root, state in along(drafter, text._replace(features=self.features(text))):
                 budget = Budget([self.depths], self.depths + 1)
                 guesses = drafter.draft(state, budget, [Sampling()], [Coin(0)]).token_BN[0, 1:].tolist()
                 rows += [(root - 1, depth, guess) for depth, guess in enumerate(guesses, 1)]
@@ -227,7 +197,7 @@ class _Probe:
 
 
 def _coverage(probe: _Probe) -> Finding:
-    said = torch.tensor([i for t in probe.said for i, s in zip(t.sample.ids, t.sample.supervised, strict=True) if s])
+    said = torch.tensor([i for text in probe.said for i in text.ids[text.prompt :]])
     share = float(probe.vocab.labels(said)[1].float().mean())
     return Finding(
         "vocabulary covers the answers",

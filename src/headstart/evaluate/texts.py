@@ -12,12 +12,13 @@ from headstart.errors import BadInput
 from headstart.learn import of_row, stored_as
 from headstart.replay import Spoken
 from headstart.targets.base import Target
-from headstart.train.answers import Row, read_answers
+from headstart.train.answers import read_answers
 from headstart.train.capture import Window, capture
 from headstart.train.distil import Given, distil
 from headstart.train.fingerprint import fingerprint, of_text
 from headstart.train.readers import Chat
 from headstart.train.rollout import How
+from headstart.train.template import Sample
 
 ROWS = 64  # answered side by side
 LOOP = 8  # tokens of a run whose repetition counts as a loop
@@ -52,27 +53,31 @@ def answered(
     rows = [row for row in read_answers(folder, drop_duplicates=False) if len(row.response_ids) > 1]
     if not rows:
         raise BadInput("None of the prompts was answered with more than one token; there is nothing to measure.")
-    return [
-        Turn(row.id, row.turn, row.category, row.prompt_ids, text)
-        for row, text in zip(rows, _spoken(target, rows, needs, window, cache, report), strict=True)
-    ]
+    texts = spoken(target, [of_row(row) for row in rows], cache, needs=needs, window=window, report=report)
+    return [Turn(row.id, row.turn, row.category, row.prompt_ids, text) for row, text in zip(rows, texts, strict=True)]
 
 
-def _spoken(
-    target: Target, rows: Sequence[Row], needs: Taps, window: Window, cache: Path, report: Report | None
+def spoken(
+    target: Target,
+    samples: Sequence[Sample],
+    cache: Path,
+    *,
+    needs: Taps,
+    window: Window,
+    report: Report | None = None,
 ) -> list[Spoken]:
-    """In the order of the rows; features from the window's start on."""
-    ids = [row.prompt_ids + row.response_ids for row in rows]
+    """Texts that end with their one answer, in their order, with features from the window's start on."""
+    prompts = [sample.supervised.index(True) for sample in samples]
     if needs == Taps():
-        return [Spoken(text, len(row.prompt_ids), Features(None, ())) for row, text in zip(rows, ids, strict=True)]
+        return [Spoken(s.ids, prompt, Features(None, ())) for s, prompt in zip(samples, prompts, strict=True)]
     stored = stored_as(target, "auto")
-    samples = [of_row(row) for row in rows]
     texts = capture(target, samples, needs, cache / "features", window=window, stored=stored, report=report)
     out = dict[int, Spoken]()
     for place, number in enumerate(texts.order):
-        start = window.start(samples[number].supervised)
-        out[number] = Spoken(ids[number], len(rows[number].prompt_ids), texts[place].features, start)
-    return [out[number] for number in range(len(rows))]
+        sample = samples[number]
+        start = window.start(sample.supervised)
+        out[number] = Spoken(sample.ids, prompts[number], texts[place].features, start)
+    return [out[number] for number in range(len(samples))]
 
 
 def looping(text: Spoken) -> list[bool]:
